@@ -1,6 +1,6 @@
 """Write the tables of docs/real.md from results/real: `python experiments/real.py`.
 
-`python experiments/real.py logistic` first fits a logistic regression at each client, which needs the data.
+`python experiments/real.py logistic` first fits a logistic regression for each client, which needs the data.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ LOGISTIC = RESULTS / "logistic.json"
 STREAMS = ("air-quality", "air-beijing", "elec2-hours")
 SCORES = {"log_loss": "log loss", "brier": "Brier", "auc": "AUC", "balanced_accuracy": "balanced", "f1": "F1"}
 PERCENT = ("auc", "balanced_accuracy", "f1")
+NEWEST_ONLY = "the same, newest data"  # its name in LOGISTIC
+TITLES = {NEWEST_ONLY: "logistic regression per client, newest data"}
 
 
 def main() -> None:
@@ -38,7 +40,7 @@ def main() -> None:
 
 
 def rendered(text: str) -> str:
-    """The page, with what stands between its marks made anew."""
+    """Return the text of the page with new tables between its markers."""
     records = record.read_all(RESULTS)
     for stream in STREAMS:
         begin, end = f"<!-- {stream}: written by experiments/real.py -->\n", f"<!-- end of {stream} -->"
@@ -49,7 +51,7 @@ def rendered(text: str) -> str:
 
 
 def table(records: list[Record], stream: str) -> str:
-    """All methods on a stream, by accuracy, logistic regression among them, and what the report remarks."""
+    """Compare all methods and logistic regression on a stream, and list the caveats of `feddrift report`."""
     rows: dict[str, list[str]] = {}
     level: dict[str, float] = {}
     for group in list_configurations(records):
@@ -70,27 +72,28 @@ def table(records: list[Record], stream: str) -> str:
         models = np.mean([run.rows.n_models[-1].max() for run in group])
         rows[name] = [*cells, f"{100 * np.mean(worst):.2f}", f"{sent:.2f}", f"{models:.3g}"]
         level[name] = accuracy.mean
-    told = json.loads(LOGISTIC.read_text())[stream]
-    for name, scores in told.items():
+    for name, scores in json.loads(LOGISTIC.read_text())[stream].items():
         numbers = [f"{(100 if s in PERCENT else 1) * scores[s]:.{_digits(s)}f}" for s in SCORES]
-        rows[f"*{name}*"] = [f"{100 * scores['accuracy']:.2f}", *numbers, f"{100 * scores['worst']:.2f}", "0.00", "-"]
-        level[f"*{name}*"] = 100 * scores["accuracy"]
+        title = f"*{TITLES.get(name, name)}*"
+        rows[title] = [f"{100 * scores['accuracy']:.2f}", *numbers, f"{100 * scores['worst']:.2f}", "0.00", "-"]
+        level[title] = 100 * scores["accuracy"]
     head = ["", "accuracy, %", *(title + (", %" if s in PERCENT else "") for s, title in SCORES.items())]
     head += ["worst client, %", "sent", "models"]
     lines = [_row([name, *rows[name]]) for name in sorted(rows, key=lambda name: -level[name])]
-    said = [f"- {sentence}" for sentence in find_caveats(records, name_streams=False)]
-    return "\n".join([_row(head), "|---" * len(head) + "|", *lines, "", "What `feddrift report` remarks:", "", *said])
+    heading = "`feddrift report` prints these sentences below its table:"
+    caveats = [f"- {sentence}" for sentence in find_caveats(records, name_streams=False)]
+    return "\n".join([_row(head), "|---" * len(head) + "|", *lines, "", heading, "", *caveats])
 
 
 def logistic(stream: fd.Stream) -> dict[str, dict[str, float]]:
-    """scikit-learn's logistic regression at each client, on all its data so far and on the newest alone."""
+    """Score scikit-learn's logistic regression for each client, trained on all its data so far or the newest only."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     warnings.simplefilter("ignore")  # a client may have seen one class only
-    kinds = {"logistic regression per client": 0, "the same, newest data": 1}
-    told: dict[str, dict[str, float]] = {}
+    kinds = {"logistic regression per client": 0, NEWEST_ONLY: 1}
+    results: dict[str, dict[str, float]] = {}
     for name, newest in kinds.items():
         scores: dict[str, Any] = {}
         for t in range(stream.n_steps):
@@ -111,9 +114,9 @@ def logistic(stream: fd.Stream) -> dict[str, dict[str, float]]:
                 cell = compute_scores(chances, predicted, y, np.array([len(y)]), received)
                 for key, value in {"accuracy": [(predicted == y).mean()], **cell}.items():
                     scores.setdefault(key, np.full((stream.n_steps, stream.n_clients), np.nan))[t, c] = value[0]
-        told[name] = {key: round(float(np.nanmean(scores[key])), 6) for key in ("accuracy", *SCORES)}
-        told[name]["worst"] = round(float(np.nanmean(scores["accuracy"], axis=0).min()), 6)
-    return told
+        results[name] = {key: round(float(np.nanmean(scores[key])), 6) for key in ("accuracy", *SCORES)}
+        results[name]["worst"] = round(float(np.nanmean(scores["accuracy"], axis=0).min()), 6)
+    return results
 
 
 def _of(group: list[Record], score: str) -> Spread:

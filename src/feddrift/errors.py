@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 MAX_MESSAGE_LENGTH = 1000  # characters of a message
 
@@ -71,6 +72,15 @@ def safe_repr(value: object) -> str:
         return "a number of thousands of digits"
 
 
+def format_count(n: int, noun: str) -> str:
+    """Format a number of things.
+
+    >>> format_count(1, "time step"), format_count(3, "client")
+    ('1 time step', '3 clients')
+    """
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def describe_validation_error(error: ValidationError) -> str:
     """Describe the first problem that pydantic found: its place, its reason and the value.
 
@@ -78,9 +88,70 @@ def describe_validation_error(error: ValidationError) -> str:
     """
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     where = ".".join(str(part) for part in first["loc"])
-    why = first["msg"].removeprefix("Value error, ")
-    got = "" if first["type"] in ("missing", "value_error", "json_invalid") else f", got {safe_repr(first['input'])}"
-    return f"{where + ': ' if where else ''}{why[0].lower()}{why[1:]}{got}"
+    return describe_problem(first, where, safe_repr(first.get("input")))
+
+
+def describe_problem(problem: ErrorDetails, where: str, got: str) -> str:
+    """Describe a problem that pydantic found, in the words of our own messages.
+
+    Args:
+        problem: The problem.
+        where: The name of the value; empty: the whole input.
+        got: The value as text.
+
+    >>> describe_problem({"type": "missing", "loc": ("rows",), "msg": "Field required", "input": {}}, "rows", "{}")
+    'rows is missing'
+    """
+    kind = problem["type"]
+    limits = problem.get("ctx", {})
+    subject = where or "it"
+    if kind == "missing":
+        return f"{subject} is missing"
+    if kind in ("too_short", "too_long"):
+        is_short = kind == "too_short"
+        limit = format_count(limits["min_length" if is_short else "max_length"], "value")
+        return f"{subject} must have at {'least' if is_short else 'most'} {limit}, got {limits['actual_length']}"
+    if kind in _LIMIT_WORDS:
+        words, limit_name = _LIMIT_WORDS[kind]
+        return f"{subject} must be {words} {_format_limit(limits[limit_name])}, got {got}"
+    if kind in _TYPE_WORDS:
+        return f"{subject} must be {_TYPE_WORDS[kind]}, got {got}"
+    reason = problem["msg"].removeprefix("Value error, ")
+    reason = re.sub("^Input should be", "must be", reason)
+    reason = reason[0].lower() + reason[1:]
+    if reason.startswith("must "):
+        reason = f"{subject} {reason}"
+    elif where:
+        reason = f"{where}: {reason}"
+    return reason if kind in ("value_error", "json_invalid") else f"{reason}, got {got}"
+
+
+def _format_limit(limit: float) -> str:
+    """Format a limit: 1000000, 0.5, 1e+100."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+_LIMIT_WORDS = {  # by pydantic's name of the problem: our words, and pydantic's name of the limit
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
+_TYPE_WORDS = {  # by pydantic's name of the problem
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "int_from_float": "a whole number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a table of names and values",
+}
 
 
 def suggest_name(name: str, legal: Iterable[str]) -> str:
@@ -89,16 +160,36 @@ def suggest_name(name: str, legal: Iterable[str]) -> str:
     >>> suggest_name("staton", ["date", "station"])
     ", did you mean 'station'?"
     """
+    similar = find_similar_name(name, legal)
+    return "" if similar is None else f", did you mean '{similar}'?"
+
+
+def find_similar_name(name: str, legal: Iterable[str]) -> str | None:
+    """Return the most similar legal name: the only one that begins with the name, or one with a few other letters.
+
+    >>> find_similar_name("simu", ["simulator", "reference"]), find_similar_name("x", ["simulator", "reference"])
+    ('simulator', None)
+    """
     by_lower_case = {candidate.lower(): candidate for candidate in legal}
+    longer = [candidate for candidate in by_lower_case if candidate.startswith(name.lower())]
+    if len(name) > 1 and len(longer) == 1:
+        return by_lower_case[longer[0]]
     similar = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
-    return f", did you mean '{by_lower_case[similar[0]]}'?" if similar else ""
+    return by_lower_case[similar[0]] if similar else None
 
 
-def unknown_name_error(noun: str, name: object, legal: Iterable[object]) -> ConfigError:
+def unknown_name_error(noun: str, name: object, legal: Iterable[object], forms: Iterable[str] = ()) -> ConfigError:
     """Create an error that lists the legal names and suggests the most similar one.
+
+    Args:
+        noun: The kind of the name.
+        name: The unknown name.
+        legal: The legal names.
+        forms: Forms of further legal names, such as FILE.csv. They are listed, but never suggested.
 
     >>> unknown_name_error("algorithm", "FedDrif", ["FedDrift", "Oracle"])
     ConfigError("unknown algorithm 'FedDrif', did you mean 'FedDrift'? (one of: FedDrift, Oracle)")
     """
     names = [str(n) for n in legal]
-    return ConfigError(f"unknown {noun} '{name}'{suggest_name(str(name), names)} (one of: {', '.join(names)})")
+    listed = ", ".join([*names, *forms])
+    return ConfigError(f"unknown {noun} '{name}'{suggest_name(str(name), names)} (one of: {listed})")

@@ -33,7 +33,7 @@ from feddrift.algorithms.later.flash import Flash
 from feddrift.algorithms.later.flux import FLUX
 from feddrift.algorithms.options import get_options, get_settings
 from feddrift.data import SYNTHETIC_FAMILY, TABLE_FAMILY, Stream
-from feddrift.errors import ConfigError, safe_repr, unknown_name_error
+from feddrift.errors import ConfigError, describe_problem, safe_repr, unknown_name_error
 from feddrift.memory import EXPONENTIAL, LINEAR, window
 from feddrift.types import Algorithm
 
@@ -188,7 +188,7 @@ def find_entry(name: str) -> CatalogueEntry:
     maker = plugins.find_object("algorithm", name)
     if maker is None:
         raise unknown_name_error(
-            "algorithm", name, [*ALGORITHMS, *plugins.list_plugins("algorithm"), "package.module:Name"]
+            "algorithm", name, [*ALGORITHMS, *plugins.list_plugins("algorithm")], ["package.module:Name"]
         )
     if isinstance(maker, type):
         _check_methods(name, maker)
@@ -255,13 +255,13 @@ def _parse_settings(name: str, cls: type[Any], settings: Mapping[str, Any]) -> d
             else:
                 parsed[field.name] = adapter.validate_python(None if isinstance(value, str) else value)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise ConfigError(f"{name}.{key}: {problem[0].lower()}{problem[1:]}, got {safe_repr(value)}") from None
+            problem = error.errors(include_url=False)[0]
+            raise ConfigError(describe_problem(problem, f"{name}.{key}", safe_repr(value))) from None
         converted = parsed[field.name]
         if isinstance(value, bool) and not isinstance(converted, bool):
-            raise ConfigError(f"{name}.{key}: input should be a number, got {value}")
+            raise ConfigError(f"{name}.{key} must be a number, got {value}")
         if isinstance(converted, int) and abs(converted) > MAX_INTEGER_SETTING:
-            raise ConfigError(f"{name}.{key}: input should be at most {MAX_INTEGER_SETTING}, got {safe_repr(value)}")
+            raise ConfigError(f"{name}.{key} must be at most {MAX_INTEGER_SETTING}, got {safe_repr(value)}")
     return parsed
 
 

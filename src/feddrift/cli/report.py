@@ -22,6 +22,7 @@ from feddrift.reports.caveats import find_caveats
 from feddrift.reports.follow import Follower
 from feddrift.reports.ranks import rank_methods
 from feddrift.reports.summary import compare, group_by_configuration, select_reportable, select_unreportable, summarise
+from feddrift.reports.verdict import find_verdicts
 from feddrift.runs import record
 from feddrift.runs.config import parse_seeds
 from feddrift.runs.record import Record
@@ -116,10 +117,8 @@ def report_records(  # noqa: C901
     chosen_score = find_score(score)
     if with_paper and (chosen_score != ACCURACY or weigh is Weigh.rows):
         raise ConfigError("the paper has mean accuracies of clients only: leave out --paper, --score or --weigh")
-    if html is not None and (as_json or with_metrics or with_paper or against or ranks):
-        raise ConfigError(
-            "--html writes a page with everything: leave out --json, --metrics, --paper, --against, --ranks"
-        )
+    if html is not None:
+        _check_page_options({"--json": as_json, "--metrics": with_metrics, "--paper": with_paper, "--ranks": ranks})
     if ranks and (with_metrics or with_paper or against):
         raise ConfigError("--ranks shows a separate table: leave out --metrics, --paper and --against")
     if html is not None and weigh is Weigh.rows:
@@ -129,14 +128,13 @@ def report_records(  # noqa: C901
     records = record.select_score(_read_records(folders, stream, algorithm, seeds), score)
     records = [replace(run, weigh=weigh.value) for run in records]
     if html is not None:
-        page.write_page(records, html, title)
+        page.write_page(records, html, title, against)
         print_line(f"wrote {html}")
         while follow:
             time.sleep(5)
             with suppress(DataError):  # the record was renamed while it was read: try again later
-                page.write_page(
-                    record.select_score(_read_records(folders, stream, algorithm, seeds), score), html, title
-                )
+                records = record.select_score(_read_records(folders, stream, algorithm, seeds), score)
+                page.write_page(records, html, title, against)
         return
     summaries = summarise(records)
     left_out = select_unreportable(records)
@@ -164,6 +162,8 @@ def report_records(  # noqa: C901
         for k, table in enumerate(tables.build_metrics_tables(summaries, numbers, chosen_score)):
             console.out.print(*[""] * bool(k), table, sep="\n")
     else:
+        for verdict in find_verdicts(records):
+            print_line(f"{verdict}\n")
         console.out.print(tables.build_summary_table(summaries, gaps, published, chosen_score))
         flags = [flag for cell in published if cell for flag in cell.within.values() if flag is not None]
         if flags:
@@ -179,6 +179,15 @@ def report_records(  # noqa: C901
             print_to_stderr(f"{run.header['stream']} is not finished: these are its first {run.rows.steps} time steps")
     if left_out:
         print_to_stderr(f"runs left out because they are not finished: {len(left_out)}")
+
+
+def _check_page_options(given: Mapping[str, bool]) -> None:
+    """Raise ConfigError if one of these options, which are for tables only, is given with --html."""
+    wrong = [option for option, is_given in given.items() if is_given]
+    if wrong:
+        raise ConfigError(
+            f"--html writes a page, not a table: leave out {' and '.join(wrong)}, or --html (the page has all metrics)"
+        )
 
 
 class PlotKind(StrEnum):

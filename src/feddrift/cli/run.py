@@ -23,10 +23,11 @@ from feddrift.cli.console import handle_stop_signals, print_error, print_line, p
 from feddrift.cli.live import ProgressTable, format_step
 from feddrift.data import Stream
 from feddrift.engines.simulator.lanes import start_devices
-from feddrift.errors import ConfigError, DataError, FeddriftError
+from feddrift.errors import ConfigError, DataError, FeddriftError, unknown_name_error
 from feddrift.reports import tables
 from feddrift.reports.caveats import find_caveats
 from feddrift.reports.summary import summarise
+from feddrift.reports.verdict import find_verdicts
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import CostEstimate, estimate_cost
@@ -260,6 +261,8 @@ def _execute_runs(runs: Iterable[RecordedRun], n_runs: int) -> None:
             )
         raise
     records = [record.read(path) for path in paths]
+    for verdict in find_verdicts(records):
+        print_line(f"{verdict}\n")
     console.out.print(tables.build_summary_table(summarise(records)))
     for sentence in find_caveats(records):
         print_line(sentence)
@@ -317,22 +320,25 @@ def format_duration(seconds: float) -> str:
 
 
 def _select_settings(name: str, names: Sequence[str], settings: dict[str, str]) -> dict[str, str]:
-    """Return the settings for one of several algorithms.
-
-    Settings that only other algorithms have are left out. A setting that no algorithm has is kept, so that an error
-    reports it.
+    """Return the settings for one of several algorithms; settings that only other algorithms have are left out.
 
     Args:
         name: The algorithm.
         names: All algorithms of the command.
         settings: All settings of the command.
+
+    Raises:
+        ConfigError: None of several algorithms has one of the settings.
     """
     legal = {}
     for algorithm in names:
         with suppress(ConfigError):  # an unknown algorithm is reported when its run is prepared
             legal[algorithm] = algorithms.get_options(algorithms.find_entry(algorithm).cls)
     all_legal = {key for options in legal.values() for key in options}
-    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k not in all_legal}
+    unknown = [key for key in settings if key not in all_legal]
+    if unknown and len(names) > 1 and len(legal) == len(names):
+        raise unknown_name_error(f"setting of {', '.join(names)}", unknown[0], sorted(all_legal))
+    return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k in unknown}
 
 
 def _parse_settings(pairs: list[str]) -> dict[str, str]:

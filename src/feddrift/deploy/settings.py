@@ -142,7 +142,7 @@ class Settings(BaseModel):
         try:
             settings = cls(**values)
         except ValidationError as error:
-            raise ConfigError(f"{source}, {describe_validation_error(error)}") from None
+            raise ConfigError(f"{source}: {describe_validation_error(error)}") from None
         if f"{check_name(settings.experiment, 'an experiment')}.jsonl" in (AUDIT_FILE, LEGACY_HISTORY_FILE):
             raise ConfigError(
                 f"{source}: experiment {settings.experiment!r} is the name of another file: choose another name"

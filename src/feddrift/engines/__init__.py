@@ -32,7 +32,7 @@ def engine(name: str) -> Callable[..., Engine]:
         return ENGINES[name][0]
     candidate = plugins.find_object("engine", name)
     if candidate is None:
-        raise unknown_name_error("engine", name, [*ENGINES, *plugins.list_plugins("engine"), "package.module:Name"])
+        raise unknown_name_error("engine", name, [*ENGINES, *plugins.list_plugins("engine")], ["package.module:Name"])
     if not (isinstance(candidate, type) and issubclass(candidate, Engine)):
         raise ConfigError(f"'{name}' must be an Engine, got {candidate!r}")
     return candidate

@@ -175,7 +175,7 @@ def named_net(name: str, stream: Stream) -> Net:
         return net
     source = plugins.find_object("net", name)
     if source is None:
-        raise unknown_name_error("net", name, [*BUILT_IN_NETS, *plugins.list_plugins("net"), "package.module:make"])
+        raise unknown_name_error("net", name, [*BUILT_IN_NETS, *plugins.list_plugins("net")], ["package.module:make"])
     return convert_to_net(name, source, stream.x.shape[1:], stream.n_classes, stream)
 
 
@@ -195,7 +195,7 @@ def import_model(name: str | None, folder: Path) -> Any:
     if name is None or build_built_in_net(name, (1,), 2) is not None:
         return name
     if not plugins.is_import_path(name):
-        raise unknown_name_error("model", name, [*BUILT_IN_NETS, "module:object"])
+        raise unknown_name_error("model", name, BUILT_IN_NETS, ["module:object"])
     return plugins.load_object("model", name, folder)
 
 

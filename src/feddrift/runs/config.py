@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from feddrift import algorithms, engines, streams
 from feddrift.data import Stream
 from feddrift.engines.conditions.conditions import Conditions
-from feddrift.errors import ConfigError, DataError, describe_validation_error
+from feddrift.errors import ConfigError, DataError, describe_validation_error, safe_repr
 from feddrift.nets import default_net, named_net
 from feddrift.router import Route
 from feddrift.runs.poison import ByzantineClients, flip_labels, parse_poison
@@ -132,7 +132,7 @@ class RunConfig(BaseModel):
     @classmethod
     def _reject_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):  # in Python, True is also the number 1
-            raise ValueError("input should be a number")
+            raise ValueError(f"must be a number, got {value}")
         return value
 
     @field_validator("data_seed", mode="before")
@@ -142,7 +142,7 @@ class RunConfig(BaseModel):
             value = int(value)
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if value != "seed" and not (is_whole and 0 <= value < 2**32):
-            raise ValueError(f"input should be a whole number from 0 to {2**32 - 1}, or seed")
+            raise ValueError(f"must be a whole number from 0 to {2**32 - 1}, or seed, got {safe_repr(value)}")
         return value
 
     @field_validator("every", mode="before")

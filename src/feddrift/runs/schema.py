@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from feddrift.errors import DataError
+from feddrift.errors import DataError, describe_problem
 from feddrift.scores import SCORES
 
 Status = Literal["complete", "interrupted", "failed"]
@@ -456,9 +456,7 @@ def parse_line(text: str | bytes, where: str) -> dict[str, Any]:
         if first["type"].startswith("union_tag"):
             raise DataError(f"{where}: not a line of a record, got {reprlib.repr(first['input'])}") from None
         key = ".".join(str(part) for part in first["loc"][1:])
-        reason = first["msg"].removeprefix("Value error, ")
-        got = "" if first["type"] in ("missing", "value_error") else f", got {reprlib.repr(first['input'])}"
-        raise DataError(f"{where}: {key + ': ' if key else ''}{reason[0].lower() + reason[1:]}{got}") from None
+        raise DataError(f"{where}: {describe_problem(first, key, reprlib.repr(first['input']))}") from None
     line: dict[str, Any] = json.loads(text)
     return line
 

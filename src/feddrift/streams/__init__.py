@@ -18,7 +18,7 @@ import numpy as np
 
 from feddrift._internal import plugins
 from feddrift.data import Stream
-from feddrift.errors import ConfigError, safe_repr, unknown_name_error
+from feddrift.errors import ConfigError, DataError, safe_repr, unknown_name_error
 from feddrift.streams import air, elec, fmow, folder, mnist, patterns, recipe, synthetic, table
 from feddrift.streams.compose import compose_stream
 from feddrift.streams.composed import COMPOSED
@@ -171,11 +171,18 @@ def is_table(name: str) -> bool:
 
     Raises:
         ConfigError: The name is that of a file that can only be read as ``table:FILE``.
+        DataError: The name is that of a file that is not text, or of a table that does not exist.
     """
-    has_table_name = name not in STREAMS and table.is_table(name)
-    if not has_table_name and not is_in_catalogue(name) and not is_recipe(name) and os.path.isfile(name):
+    if name in STREAMS or table.is_table(name):
+        return name not in STREAMS
+    if is_in_catalogue(name) or is_recipe(name):
+        return False
+    if os.path.isfile(name):
+        table.decode_file(Path(name))  # explains which formats cannot be read
         raise ConfigError(f"unknown stream '{name}'; it is a file: did you mean 'table:{name}'?")
-    return has_table_name
+    if name.lower().endswith(table.OTHER_TABLE_SUFFIXES):
+        raise DataError(f"'{name}' is not a file, expected a table such as weather.csv")
+    return False
 
 
 def is_recipe(name: str) -> bool:
@@ -294,9 +301,7 @@ def _find_entry(name: str) -> StreamEntry:
     if name not in STREAMS:
         if os.path.isdir(name):
             raise ConfigError(f"unknown stream '{name}'; it is a folder: did you mean 'folder:{name}'?")
-        raise unknown_name_error(
-            "stream", name, [*list_summaries(), *plugins.list_plugins("stream"), *OTHER_NAME_FORMS]
-        )
+        raise unknown_name_error("stream", name, [*list_summaries(), *plugins.list_plugins("stream")], OTHER_NAME_FORMS)
     return STREAMS[name]
 
 

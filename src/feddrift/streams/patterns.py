@@ -44,7 +44,7 @@ def build_pattern(spec: str, seed: int = 0, data_seed: int = 0, clients: int = 1
     if not os.path.isfile(spec):  # Path.is_file raises errors for some strings
         if os.sep in spec or "." in spec:
             raise DataError(f"pattern file {spec} does not exist")
-        raise unknown_name_error("pattern", spec, [*SHIPPED, "the path of a file", "random:every=2,concepts=4"])
+        raise unknown_name_error("pattern", spec, SHIPPED, ["the path of a file", "random:every=2,concepts=4"])
     try:
         return _parse_pattern(Path(spec).read_text(encoding="utf-8-sig"), spec)
     except (OSError, UnicodeDecodeError) as error:

@@ -80,7 +80,7 @@ class Recipe(BaseModel):
     @classmethod
     def _refuse_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):  # Python treats true as 1
-            raise ValueError(f"input should be a number, got {value}")
+            raise ValueError(f"must be a number, got {value}")
         return value
 
     @field_validator("pattern", mode="before")

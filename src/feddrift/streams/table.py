@@ -21,6 +21,7 @@ from feddrift.tables.problems import Problems, join_first
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 BINARY_FORMATS = {b"PK": "an Excel file or an archive", b"\x1f\x8b": "compressed", b"PAR1": "a Parquet file"}
+OTHER_TABLE_SUFFIXES = (".parquet", ".feather", ".arrow", ".xlsx", ".xls", ".tsv")
 UNDEFINED_BYTES = {0x81, 0x8D, 0x8F, 0x90, 0x9D}  # bytes that Windows-1252 has no characters for
 
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
@@ -109,7 +110,7 @@ def read_table(path: Path, options: TableOptions) -> Table:
     Raises:
         DataError: The file is not a table.
     """
-    text = _decode_file(path)
+    text = decode_file(path)
     problems = Problems(str(path))
     first_line = text.lstrip("\r\n").partition("\n")[0]
     delimiter = _find_delimiter(first_line, set(options.role_columns.values()))
@@ -144,7 +145,12 @@ def read_table(path: Path, options: TableOptions) -> Table:
     return Table(str(path), columns, [line for line, _ in rows], "line", problems)
 
 
-def _decode_file(path: Path) -> str:
+def decode_file(path: Path) -> str:
+    """Read a file as text.
+
+    Raises:
+        DataError: The file cannot be read, or is not text.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:

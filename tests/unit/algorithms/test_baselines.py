@@ -400,11 +400,11 @@ def test_settings_out_of_range(make: Any, sentence: str) -> None:
         ("FedDrift", {"name": "x"}, "unknown setting of FedDrift 'name'"),  # a TypeError before
         ("FedDrift", {"stream": "x"}, "unknown setting of FedDrift 'stream'"),  # an AttributeError
         ("Oracle", {"name": "x"}, "Oracle has no settings, got 'name'"),
-        ("FedDrift", {"max_models": True}, "FedDrift.max_models: input should be a number, got True"),  # taken for 1
-        ("DriftSurf", {"delta": False}, "DriftSurf.delta: input should be a number, got False"),
-        ("IFCA", {"n_models": "9" * 19}, "IFCA.n_models: input should be at most 1000000, got '9"),
+        ("FedDrift", {"max_models": True}, "FedDrift.max_models must be a number, got True"),  # taken for 1
+        ("DriftSurf", {"delta": False}, "DriftSurf.delta must be a number, got False"),
+        ("IFCA", {"n_models": "9" * 19}, "IFCA.n_models must be at most 1000000, got '9"),
         ("KUE", {"n_models": 10**5000}, "at most 1000000, got a number of thousands of digits"),  # a ValueError
-        ("CFL", {"gamma": -(10**5000)}, "CFL.gamma: .*, got a number of thousands of digits"),
+        ("CFL", {"gamma": -(10**5000)}, "CFL.gamma must be a number, got a number of thousands of digits"),
     ],
 )
 def test_settings_that_mean_nothing(name: str, given: dict[str, Any], sentence: str) -> None:

@@ -410,9 +410,9 @@ def test_init_accepts_the_usual_settings_of_a_federation(tmp_path: Path) -> None
     [
         (["--algorithm", "FedDrif"], "unknown algorithm 'FedDrif', did you mean 'FedDrift'?"),
         (["--algorithm", "Oracle"], "Oracle needs the true concepts"),
-        (["--rounds", "0"], "rounds: input should be greater than or equal to 1, got 0"),
+        (["--rounds", "0"], "rounds must be at least 1, got 0"),
         (["--quorum", "3"], "quorum must be in 1..2, got 3"),
-        (["--time-steps", "-1"], "time_steps: input should be greater than or equal to 1, got -1"),
+        (["--time-steps", "-1"], "time_steps must be at least 1, got -1"),
     ],
 )
 def test_init_refuses_before_anything_is_written(tmp_path: Path, words: list[str], sentence: str) -> None:

@@ -858,7 +858,7 @@ def test_an_ensemble_votes_offline_as_in_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("features = [0]", "greater than or equal to 1, got 0"),
+        ("features = [0]", "features.0 must be at least 1, got 0"),
         ("classes = ['a', 'a']", "classes must be different from each other"),
         (f"seed = 0x{'f' * 5000}", "got a number of thousands of digits"),  # a ValueError before
         (f"seed = {'[' * 3000}", "cannot read"),  # a RecursionError

@@ -91,7 +91,7 @@ def run_in_node(script: str, *files: str) -> Any:
     return json.loads(made.stdout)
 
 
-def test_the_first_sentence_names_the_moves_that_are_alarms(tmp_path: Path) -> None:
+def test_the_summary_names_alarms_and_other_moves(tmp_path: Path) -> None:
     run = only(
         [
             write_record(
@@ -102,12 +102,36 @@ def test_the_first_sentence_names_the_moves_that_are_alarms(tmp_path: Path) -> N
     group = {"algorithm": "FedDrift", "runs": [run]}
     view = {"run": run, "group": group, "stream": {"clients": ["DL", "WN", "MQ"], "groups": [group]}}
     says = f"""Object.assign(score, {{name: "accuracy", title: "accuracy", share: true, higher_is_better: true}});
-        console.log(JSON.stringify(gist({json.dumps(view)})))"""
-    told = run_in_node(says, "tools", "words", "tables")
-    assert told.startswith(
-        "2 alarms: DL at time 3 (July), WN at time 3 (July). "
-        "1 switch to another model without an alarm: MQ at time 4 (August). The true concepts are not known."
+        console.log(JSON.stringify(summariseRun({json.dumps(view)})))"""
+    summary = run_in_node(says, "tools", "words", "tables")
+    assert summary.startswith(
+        "2 alarms were raised and both were acted on: DL at time 3 (July), WN at time 3 (July). "
+        "1 switch to another model without an alarm: MQ at time 4 (August). The true concepts are unknown."
     )
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentences"),
+    [
+        ({}, ["No alarm was raised."]),
+        ({"raised": 1}, ["1 alarm was raised but not acted on."]),
+        ({"raised": 33}, ["33 alarms were raised but none was acted on."]),
+        ({"raised": 5, "acted_on": 1}, ["5 alarms were raised and 1 was acted on."]),
+        (
+            {"raised": 5, "acted_on": 5, "common": 5, "reviewed": 3, "confirmed": 2, "contradicted": 1},
+            [
+                "5 alarms were raised and all were acted on.",
+                "All of them have a cause that is common to most clients, such as a season.",
+                "Later data confirmed 2 and contradicted 1.",
+            ],
+        ),
+    ],
+)
+def test_the_summary_counts_alarms(counts: dict[str, int], sentences: list[str]) -> None:
+    names = ("raised", "acted_on", "common", "reviewed", "confirmed", "contradicted")
+    run = {"alarms": {name: counts.get(name, 0) for name in names}}
+    script = f"console.log(JSON.stringify(describeAlarms({json.dumps(run)}, {{}}, false)))"
+    assert run_in_node(script, "tools", "words") == sentences
 
 
 def test_decisions_stand_at_their_cells(tmp_path: Path) -> None:
@@ -123,10 +147,10 @@ def test_decisions_stand_at_their_cells(tmp_path: Path) -> None:
         const maps = {{run, at, cells: run.cells, alarms: new Set(run.cells.alarms), switches: new Set()}};
         console.log(JSON.stringify([[0, 1, 2].map((c) => reasons(maps, 2, c)), eventsOf(run, 2, 2)]))"""
     cells, listed = run_in_node(says, "tools", "words", "tables")
-    past, everybody = "Decided: the last alarm did not pay.", "Decided for all clients: own models vote."
+    past, everybody = "Decision: the last alarm did not pay.", "Decision for all clients: own models vote."
     assert cells[0][:2] == [past, everybody] and cells[0][2].startswith("Alarm: the best model's error rose")
     assert cells[1] == [past, "Alarm: new data contradict the old ones (rows=250).", everybody]
-    assert cells[2] == ["Decided: goes back to model 0 (rows=9).", everybody]
+    assert cells[2] == ["Decision: goes back to model 0 (rows=9).", everybody]
     assert listed == "Goes back to model 0 (rows=9). Own models vote."
 
 
@@ -172,16 +196,18 @@ def test_another_net_on_the_same_data_is_the_same_stream(tmp_path: Path) -> None
     runs = [one(tmp_path, overrides=table), one(tmp_path, overrides=table | {"net": "linear"})]
     runs.append(write_record(tmp_path, head | {"algorithm": "Oracle", "overrides": table | {"net": "linear"}}, better))
     (stream,) = collect_page_data(runs, "nets")["streams"]
-    assert stream["name"] == "sine-2 (data=0123abcd, label=late)" and stream["options"] == "data=0123abcd, label=late"
+    assert stream["name"] == "sine-2"  # options that all streams of the page have are not part of the name
+    assert stream["groups"][0]["runs"][0]["config"]["option label"] == "late"
     labels = ["FedDrift", "FedDrift (net=linear)", "Oracle (net=linear)"]
     assert [group["label"] for group in stream["groups"]] == labels
     own, linear, _ = (group["numbers"]["lost_to_oracle"][0] for group in stream["groups"])
     assert own is None and linear > 0
     assert [group["runs"][0]["net"] for group in stream["groups"]] == [None, "linear", "linear"]  # peers share it
     (alone,) = collect_page_data(runs[1:], "net")["streams"]
-    assert alone["options"] == "data=0123abcd, label=late, net=linear" and alone["groups"][0]["label"] == "FedDrift"
+    assert alone["name"] == "sine-2" and alone["groups"][0]["label"] == "FedDrift"
     two = collect_page_data([*runs, one(tmp_path, overrides=table | {"data": "other"})], "data")["streams"]
     assert sorted(len(stream["groups"]) for stream in two) == [1, 3]
+    assert {stream["name"] for stream in two} == {"sine-2 (data=0123abcd)", "sine-2 (data=other)"}
 
 
 def test_the_newest_run_counts_but_a_complete_one_first(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_invalid_inputs_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(DataError, match=r"the net needs \(2, 9\)"):
         fd.load_models(tmp_path / "models", net=mlp(2, 9, 2))
     (tmp_path / "models" / "models.json").write_text("[]")
-    with pytest.raises(DataError, match="does not describe exported models: input should be an object"):
+    with pytest.raises(DataError, match="does not describe exported models: it must be an object"):
         fd.load_models(tmp_path / "models")
     code, _, told = run_feddrift(capsys, "export", str(tmp_path / "nothing"))
     assert code == 2 and "nothing is not a folder of records" in told
@@ -90,12 +90,12 @@ def test_invalid_inputs_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
-        (("clients", "0", "0"), None, r"clients\.0\.0: input should be"),
-        (("clients", "0", "0"), float("nan"), r"clients\.0\.0: input should be"),
-        (("clients", "0", "0"), 10**400, r"clients\.0\.0: input should be"),  # more than a float holds
-        (("ballot",), "x", "ballot: input should be 'hard' or 'soft', got 'x'"),
+        (("clients", "0", "0"), None, r"clients\.0\.0 must be"),
+        (("clients", "0", "0"), float("nan"), r"clients\.0\.0 must be"),
+        (("clients", "0", "0"), 10**400, r"clients\.0\.0 must be"),  # more than a float holds
+        (("ballot",), "x", "ballot must be 'hard' or 'soft', got 'x'"),
         (("net", "hidden"), 2**40, "a net with layers of .* does not fit"),  # a MemoryError before
-        (("net", "features"), [2.0], r"net\.features\.0: input should be a valid integer, got 2\.0"),
+        (("net", "features"), [2.0], r"net\.features\.0 must be a whole number, got 2\.0"),
         (("clients", "0"), {"9": 1.0}, "a client uses a model that is missing in models"),
     ],
 )

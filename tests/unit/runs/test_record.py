@@ -216,11 +216,11 @@ def test_a_record_cut_anywhere_still_holds_its_whole_steps(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "change", "why"),
     [
-        (1, {"schema": 3}, "schema: input should be 1 or 2, got 3"),
+        (1, {"schema": 3}, "schema must be 1 or 2, got 3"),
         (1, {"schema": 2}, "n_steps must be a number in schema 1, and null in schema 2"),
         (1, {"n_steps": None}, "n_steps must be a number in schema 1, and null in schema 2"),
         (2, {"tested": None}, "tested must be a number"),
-        (1, {"seed": None}, "seed: input should be a valid integer, got None"),
+        (1, {"seed": None}, "seed must be a whole number, got None"),
         (1, {"clients": ["a"]}, "clients must be 2 names"),
         (1, {"concepts": [[0, 0]]}, "concepts must be 3 rows of 2 clients"),
         (1, {"started": "yesterday"}, "yesterday"),
@@ -267,7 +267,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: int, change: dict[str, Any]
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     lines = good_lines()
     del lines[1][key]
-    with pytest.raises(DataError, match=rf"line 2: {key}: field required"):
+    with pytest.raises(DataError, match=rf"line 2: {key} is missing"):
         read(write_lines(tmp_path / "a.jsonl", lines))
 
 

@@ -62,7 +62,7 @@ def test_a_data_seed_may_follow_the_seed_and_is_recorded_where_it_acts() -> None
 
 @pytest.mark.parametrize("value", ["x", -1, 2**32, 1.5, True, None])
 def test_a_data_seed_is_a_whole_number_or_seed(value: object) -> None:
-    with pytest.raises(ConfigError, match="data_seed: input should be a whole number from 0 to 4294967295, or seed"):
+    with pytest.raises(ConfigError, match="data_seed must be a whole number from 0 to 4294967295, or seed"):
         RunConfig.from_values(stream="sine-2", algorithm="Oblivious", data_seed=value)
 
 

@@ -260,7 +260,7 @@ def drift_test(spec: str, delta: float, metric: str = "error") -> DriftTest:
             raise ConfigError(f"test '{spec}' must be a function of Evidence, got {test!r}")
         return test  # type: ignore[no-any-return]
     if name not in TESTS:
-        raise unknown_name_error("test", name, [*TESTS, "package.module:name"])
+        raise unknown_name_error("test", name, TESTS, ["package.module:name"])
     if metric != "error" and name not in ("threshold", "proportional"):
         raise ConfigError(f"test={name} counts mistakes: metric must be error, got '{metric}'")
     parameters = _parse_parameters(name, text)

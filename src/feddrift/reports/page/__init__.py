@@ -21,15 +21,20 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-def write_page(records: Sequence[Record], path: Path, name: str) -> None:
+def write_page(records: Sequence[Record], path: Path, name: str, against: str | None = None) -> None:
     """Write the page of these records.
 
     Args:
         records: The records.
         path: The file; an older page is replaced only when the new one is complete.
         name: The title of the report.
+        against: The baseline of the differences in the table of methods, as for `compare`; None: no differences.
+
+    Raises:
+        ConfigError: No finished run matches the baseline, or it is ambiguous on a stream.
+        DataError: The file cannot be written.
     """
-    atomic_write(path, build_page(collect_page_data(records, name)).encode())
+    atomic_write(path, build_page(collect_page_data(records, name, against)).encode())
 
 
 def build_page(data: Mapping[str, Any]) -> str:

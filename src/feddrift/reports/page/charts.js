@@ -122,7 +122,7 @@ function lineChart(
   const all = lines
     .flatMap((l) => [...l.values, ...(l.strong ? [...(l.low || []), ...(l.high || [])] : [])])
     .filter(known);
-  if (!all.length) return h("p", { class: "note" }, "Nothing to draw yet.");
+  if (!all.length) return h("p", { class: "note" }, "There are no values yet.");
   let [low, high] = [Math.min(...all), Math.max(...all)];
   const pad = Math.max((high - low) * 0.06, whole ? 0.6 : 0.015);
   low = known(floor) ? Math.max(low - pad, floor) : low - pad;

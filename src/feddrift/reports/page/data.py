@@ -19,16 +19,20 @@ from feddrift.reports.caveats import find_caveats
 from feddrift.reports.event_text import build_run_command, explain_alarm, explain_event, format_concept
 from feddrift.reports.labels import build_labels, find_common_settings, format_settings
 from feddrift.reports.summary import (
+    Difference,
     average_known_values,
+    compare,
     compute_deviation,
     find_concept_changes,
     get_start_time,
     get_true_concepts,
     has_joined,
     has_usable_data,
+    list_configurations,
     resolve_merges,
     summarise_run,
 )
+from feddrift.reports.verdict import AlarmCounts, find_common_alarms, find_verdicts
 from feddrift.runs.record import Record, Rows, build_configuration_key
 from feddrift.scores import SCORES
 from feddrift.types import Floats, Ints
@@ -37,11 +41,17 @@ MAX_SHOWN_CLIENTS = 20_000  # clients of a run that are shown individually; of m
 MAX_SHOWN_CELLS = 600_000  # cells of all runs together that are shown; other runs have only curves
 MAX_LISTED_EVENTS = 30_000  # drifts and alarms in the list of a run
 MAX_WORST_CLIENTS = 12
+MAX_NAMED_CAUSES = 2  # of the alarms of a time step with a common cause
 ROWS_BEFORE_DRIFT = 2
 ROWS_AFTER_DRIFT = 4
 
+# Kinds of reactions, which are added up.
+ALARM = 1
+SWITCH = 2
+COMMON_CAUSE = 4  # of an alarm: everything that changed also changed at most clients
 
-def collect_page_data(records: Sequence[Record], name: str) -> dict[str, Any]:
+
+def collect_page_data(records: Sequence[Record], name: str, against: str | None = None) -> dict[str, Any]:
     """Collect the data of all runs by stream and configuration; of repeated runs only the newest is used.
 
     Runs with different nets on the same data belong to the same stream.
@@ -49,18 +59,24 @@ def collect_page_data(records: Sequence[Record], name: str) -> dict[str, Any]:
     Args:
         records: The records.
         name: The title of the report.
+        against: The baseline of the differences in the table of methods, as for `compare`; None: no differences.
 
     Returns:
         Plain values, which `build_page` writes as JSON.
+
+    Raises:
+        ConfigError: No finished run matches the baseline, or it is ambiguous on a stream.
     """
     by_stream: dict[str, dict[str, list[Record]]] = {}
     for record in select_newest(records):
         header = record.header
-        options = {key: value for key, value in header["overrides"].items() if key != "net"}
-        source = header["stream"], options, header["clients"] if record.runs_on else None
+        source = header["stream"], _select_data_options(header), header["clients"] if record.runs_on else None
         stream_key = json.dumps(source, sort_keys=True)
         by_stream.setdefault(stream_key, {}).setdefault(build_configuration_key(record.header), []).append(record)
     ids_with_cells = _select_runs_with_cells(by_stream)
+    gaps = _compare_configurations(records, against) if against else {}
+    streams = [list(groups.values()) for _, groups in sorted(by_stream.items())]
+    stream_names = _name_streams([groups[0][0].header for groups in streams])
     return {
         "name": name,
         "version": __version__,
@@ -68,8 +84,41 @@ def collect_page_data(records: Sequence[Record], name: str) -> dict[str, Any]:
         "score": asdict(records[0].score) if records else {},
         "within": metrics.MAX_DELAY_STEPS,
         "before": ROWS_BEFORE_DRIFT,
-        "streams": [_collect_stream(list(groups.values()), ids_with_cells) for _, groups in sorted(by_stream.items())],
+        "against": against,
+        "streams": [
+            _collect_stream(groups, stream_name, ids_with_cells, gaps)
+            for groups, stream_name in zip(streams, stream_names, strict=True)
+        ],
     }
+
+
+def _compare_configurations(records: Sequence[Record], baseline: str) -> dict[str, Difference | None]:
+    """Return the difference of each configuration to the baseline, by configuration key."""
+    differences = compare(records, baseline)
+    groups = list_configurations(records)
+    return {build_configuration_key(group[0].header): gap for group, gap in zip(groups, differences, strict=True)}
+
+
+def _name_streams(headers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a short name for each stream of the page.
+
+    Streams of the same name have the options that differ, and then a number, so that all names are different.
+    """
+    names: list[str] = []
+    n_seen: Counter[str] = Counter()
+    for header in headers:
+        peers = [_select_data_options(peer) for peer in headers if peer["stream"] == header["stream"]]
+        common = find_common_settings(peers)
+        own = {key: value for key, value in _select_data_options(header).items() if key not in common}
+        name = header["stream"] + (f" ({format_settings(own)})" if own else "")
+        n_seen[name] += 1
+        names.append(name if n_seen[name] == 1 else f"{name}, number {n_seen[name]}")
+    return names
+
+
+def _select_data_options(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run without its net; runs with the same options belong to the same stream."""
+    return {key: value for key, value in header["overrides"].items() if key != "net"}
 
 
 def select_newest(records: Sequence[Record]) -> list[Record]:
@@ -144,25 +193,43 @@ def _select_runs_with_cells(by_stream: Mapping[str, Mapping[str, Sequence[Record
     return selected
 
 
-def _collect_stream(groups: list[list[Record]], ids_with_cells: set[int]) -> dict[str, Any]:
+def _collect_stream(
+    groups: list[list[Record]], name: str, ids_with_cells: set[int], gaps: Mapping[str, Difference | None]
+) -> dict[str, Any]:
     header = groups[0][0].header
     order = list(algorithms.ALGORITHMS)
     groups.sort(key=lambda group: _get_algorithm_position(group[0].header["algorithm"], order))
-    oracles = metrics.find_oracles(run for group in groups for run in group)
-    headers = [group[0].header for group in groups]
-    options = format_settings(find_common_settings([header["overrides"] for header in headers]))
+    runs = [run for group in groups for run in group]
+    oracles = metrics.find_oracles(runs)
+    labels = build_labels([group[0].header for group in groups])
     return {
-        "name": header["stream"] + (f" ({options})" if options else ""),
+        "name": name,
         "short": header["stream"],
-        "options": options,
         "clients": [header["clients"][c] for c in select_shown_clients(groups[0][0])],
         "n_clients": header["n_clients"],
-        "remarks": find_caveats([run for group in groups for run in group], name_streams=False),
+        # A deployment runs one method, so advice on which other methods to run does not apply to it.
+        "verdicts": [] if all(run.runs_on for run in runs) else find_verdicts(runs),
+        "remarks": find_caveats(runs, name_streams=False),
+        "opens": _find_opening_group(groups),
         "groups": [
-            _collect_group(group, label, oracles, ids_with_cells)
-            for group, label in zip(groups, build_labels(headers), strict=True)
+            _collect_group(group, label, oracles, ids_with_cells, gaps.get(build_configuration_key(group[0].header)))
+            for group, label in zip(groups, labels, strict=True)
         ],
     }
+
+
+def _find_opening_group(groups: Sequence[Sequence[Record]]) -> int:
+    """Return the position of the configuration with which the page opens: the one whose first run started first.
+
+    `feddrift run` starts the runs in the order in which the methods were named. Of configurations that started at the
+    same time, the default method is chosen.
+    """
+
+    def build_key(position: int) -> tuple[float, bool]:
+        group = groups[position]
+        return min(map(get_start_time, group)), group[0].header["algorithm"] != algorithms.RECOMMENDED
+
+    return min(range(len(groups)), key=build_key)
 
 
 def _get_algorithm_position(name: str, order: Sequence[str]) -> tuple[int, str]:
@@ -173,7 +240,11 @@ def _get_algorithm_position(name: str, order: Sequence[str]) -> tuple[int, str]:
 
 
 def _collect_group(
-    group: Sequence[Record], label: str, oracles: Mapping[str, Record], ids_with_cells: set[int]
+    group: Sequence[Record],
+    label: str,
+    oracles: Mapping[str, Record],
+    ids_with_cells: set[int],
+    gap: Difference | None,
 ) -> dict[str, Any]:
     header = group[0].header
     entry = algorithms.ALGORITHMS.get(header["algorithm"])
@@ -195,6 +266,7 @@ def _collect_group(
             name: [None, None] if value is None else [value.mean, value.std]
             for name, value in metrics.compute_spreads([run["numbers"] for run in runs]).items()
         },
+        "against": None if gap is None else [gap.mean, gap.low, gap.high, len(gap.seeds)],
         "around": _average_around_drifts(group),
         "alarms": _count_alarms_by_cell(parts),
         "runs": runs,
@@ -227,6 +299,7 @@ def _collect_run(record: Record, part: Record, oracle: Record | None, with_cells
     }
     config = {
         **{f"setting {key}": value for key, value in header["settings"].items()},
+        **{f"option {key}": value for key, value in header["overrides"].items()},
         **{f"local {key}": value for key, value in header["local"].items()},
         "engine": header["engine"],
         "device": header["device"],
@@ -252,6 +325,8 @@ def _collect_run(record: Record, part: Record, oracle: Record | None, with_cells
             "sent": scores.models_sent_ratio,
             "models": None if scores.models_final is None else float(scores.models_final),
         },
+        "alarms": asdict(AlarmCounts.of([record])),
+        "causes": _describe_common_causes(part),
         "detection": {name: _convert_detection(value) for name, value in detections.items() if value is not None},
         "worst": _find_worst_clients(part),
         **changes,
@@ -287,17 +362,21 @@ def _collect_changes(record: Record) -> dict[str, Any]:
     """Collect the true changes of concepts, and the alarms and switches without a change.
 
     A change is [t, c, from, to, delay, kind], with delay -1 if it was missed. A false reaction is [t, c, kind]. The
-    kind of a reaction is 1 for an alarm, plus 2 for a switch. If the true concepts are unknown, all reactions are
-    listed, and "n_moves" contains the number of alarms and the number of switches without an alarm.
+    kind of a reaction is ALARM, plus SWITCH if the model changed; that of a false alarm also has COMMON_CAUSE. If the
+    true concepts are unknown, all reactions are listed, and "n_moves" contains the number of alarms and the number of
+    switches without an alarm.
     """
     alarms = record.rows.drift
     switches = metrics.find_switches(record)
     cells = metrics.find_scored_cells(record)
-    kind = alarms * 1 + switches * 2
+    kind = alarms * ALARM + switches * SWITCH
+    kind_of_false = kind.copy()
+    for t, c in find_common_alarms(record):
+        kind_of_false[t, c] |= COMMON_CAUSE
     changed = find_concept_changes(record)
     if not (record.rows.concept >= 0).any():
         reactions = np.argwhere(kind > 0).tolist()
-        listed = [[t, c, int(kind[t, c])] for t, c in reactions[:MAX_LISTED_EVENTS]]
+        listed = [[t, c, int(kind_of_false[t, c])] for t, c in reactions[:MAX_LISTED_EVENTS]]
         n_moves = [int(alarms.sum()), int((switches & ~alarms).sum())]
         return {"drifts": None, "false": listed, "n_false": len(reactions), "n_moves": n_moves}
     delays = metrics.compute_delays(alarms | switches, changed, cells)
@@ -314,7 +393,7 @@ def _collect_changes(record: Record) -> dict[str, Any]:
     return {
         "drifts": drifts[:MAX_LISTED_EVENTS],
         "n_drifts": len(drifts),
-        "false": [[t, c, int(kind[t, c])] for t, c in false[:MAX_LISTED_EVENTS]],
+        "false": [[t, c, int(kind_of_false[t, c])] for t, c in false[:MAX_LISTED_EVENTS]],
         "n_false": len(false),
         "by_time": _count_by_time(record.rows.steps, drifts, false),
     }
@@ -328,6 +407,39 @@ def _count_by_time(steps: int, drifts: Sequence[Sequence[int]], false: Sequence[
     for t, _ in false:
         counts["false"][t] += 1
     return counts
+
+
+def _describe_common_causes(record: Record) -> dict[int, str]:
+    """Return by time step the most frequent changes at the alarms whose cause is common to most clients."""
+    counts: dict[int, Counter[str]] = {}
+    for t, c in find_common_alarms(record):
+        causes = dict.fromkeys(_describe_direction(shift) for shift in record.shifts[t, c]["moved"])
+        counts.setdefault(t, Counter()).update(causes.keys())
+    return {
+        t: _join_first([cause for cause, _ in count.most_common()], MAX_NAMED_CAUSES) for t, count in counts.items()
+    }
+
+
+def _describe_direction(shift: Mapping[str, Any]) -> str:
+    """Describe a change without its values, which differ between clients.
+
+    >>> _describe_direction({"what": "mean", "name": "temperature", "before": 12.0, "after": 21.3})
+    'mean of temperature rose'
+    """
+    quantities = {
+        "deviation": "standard deviation of",
+        "missing": "share of missing values of",
+        "class": "share of class",
+    }
+    quantity = quantities.get(shift["what"], f"{shift['what']} of")
+    within = f" within class {shift['within']}" if shift.get("within") is not None else ""
+    return f"{quantity} {shift['name']}{within} {'rose' if shift['after'] > shift['before'] else 'fell'}"
+
+
+def _join_first(texts: Sequence[str], n: int) -> str:
+    """Join the first n texts, and add the number of further ones."""
+    n_more = len(texts) - n
+    return ", ".join(texts[:n]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
 def _get_previous_concepts(record: Record, concepts: Ints) -> Ints:

@@ -1,13 +1,13 @@
 // Requests to clients on real machines: waiting times, traffic, and missing replies.
 const ASKED = {
-  hello: ["hello: new data, test", "var(--m5)"],
-  evaluate: ["evaluate", "var(--m2)"],
-  describe: ["moments of data", "var(--m1)"],
+  hello: ["hello: new data and test", "var(--m5)"],
+  evaluate: ["evaluation", "var(--m2)"],
+  describe: ["feature statistics", "var(--m1)"],
   reroute: ["choice by inputs", "var(--m7)"],
-  contest: ["contest of models", "var(--m3)"],
-  tournament: ["trial of starts", "var(--m4)"],
-  train: ["train", "var(--m0)"],
-  explain: ["what moved at an alarm", "var(--m6)"],
+  contest: ["comparison of models", "var(--m3)"],
+  tournament: ["trial of initial models", "var(--m4)"],
+  train: ["training", "var(--m0)"],
+  explain: ["changes at an alarm", "var(--m6)"],
 };
 
 function exchanges() {
@@ -17,7 +17,8 @@ function exchanges() {
   if (!found) return;
   fill(
     "exchanges-note",
-    "Seconds that the server waited for replies in each time step; of several hellos in a row with the same replies only the first counts. " +
+    "Seconds for which the server waited for replies in each time step. Of consecutive hellos with the same replies, only " +
+      "the first is counted. " +
       `The last request was sent at ${clock(found.last)} UTC.`,
   );
   const series = Object.entries(found.seconds)
@@ -31,7 +32,7 @@ function exchanges() {
     barChart(series, {
       width: 536,
       height: 230,
-      label: "Seconds waited for answers",
+      label: "Seconds of waiting for replies",
       xlabel: "time",
       show: (v) => `${number(v, v < 10 ? 1 : 0)} s`,
     }),
@@ -43,7 +44,7 @@ function exchanges() {
 
 // The table of clients; if there are many, the clients with the fewest replies first, then the slowest.
 function answerTable(found, stream, show = 12) {
-  const head = [["client", "text"], ["answered"], ["median, s"], ["slowest, s"], ["MB to"], ["MB from"]];
+  const head = [["client", "text"], ["replies"], ["median, s"], ["slowest, s"], ["MB to"], ["MB from"]];
   const share = (x) => (x.asked ? x.answered / x.asked : 1);
   const all = found.clients.map((x, c) => ({ ...x, c }));
   if (all.length > show) all.sort((a, b) => share(a) - share(b) || (b.slowest || 0) - (a.slowest || 0));
@@ -85,12 +86,12 @@ function clock(at) {
 
 // The table of missing replies and notes, the newest first.
 function outList(found, stream, show = 8) {
-  if (!found.out.length) return [h("p", { class: "note" }, "None: every request was answered.")];
+  if (!found.out.length) return [h("p", { class: "note" }, "None: all requests were answered.")];
   const head = [
     ["when, UTC", "text"],
     ["time", "text"],
     ["client", "text"],
-    ["asked", "text"],
+    ["request", "text"],
     ["why", "text"],
   ];
   const kinds = ["text tight", "text tight", "text tight", "text tight", "text wide"];

@@ -62,7 +62,7 @@ function lineageChart(maps, { width, left }) {
         [
           l.many ? `${l.many} models` : `Model ${l.m}`,
           l.why && !l.many ? `created at time ${born + 1}: ${l.why}` : "",
-          l.gone ? `${l.into !== null ? "merged" : "left"} at time ${(l.end ?? l.left) + 1}: ${l.gone}` : "",
+          l.gone ? `${l.into !== null ? "merged" : "without users"} at time ${(l.end ?? l.left) + 1}: ${l.gone}` : "",
         ]
           .filter(Boolean)
           .join("\n"),
@@ -185,11 +185,11 @@ function shades(run) {
     const parts = part.filter((p) => root(p) === m);
     return [
       `model ${m}` +
-        (parts.length ? ` (with ${parts.length <= 4 ? parts.join(", ") : `${parts.length} others`} merged into it)` : ""),
+        (parts.length ? ` (with ${parts.length <= 4 ? parts.join(", ") : `${parts.length} other models`} merged into it)` : ""),
       paint(slot.get(m)),
     ];
   });
-  if (used.size > PALETTE) named.push([`${used.size - PALETTE} others`, "var(--other)"]);
+  if (used.size > PALETTE) named.push([count(used.size - PALETTE, "other model"), "var(--other)"]);
   return {
     model: (m) => values[slot.get(root(m))] || rest,
     concept: (k) => values[k] || rest,

@@ -1,14 +1,15 @@
 // The current selection, and functions that draw it.
 const view = { by: "model", order: "given", strong: new Set() };
 
-function pick(wanted, items, name) {
-  return items.find((item) => String(name(item)) === wanted) || items[0];
+// Finds the item with this name, or else the one at position `otherwise`.
+function pick(wanted, items, name, otherwise = 0) {
+  return items.find((item) => String(name(item)) === wanted) || items[otherwise];
 }
 
 function load() {
   const now = state.read();
   view.stream = pick(now.stream, view.data.streams, (x) => x.name);
-  view.group = pick(now.algorithm, view.stream.groups, (x) => x.label);
+  view.group = pick(now.algorithm, view.stream.groups, (x) => x.label, view.stream.opens);
   view.run = pick(now.seed, view.group.runs, (x) => x.seed);
   view.maps = view.run.cells && view.run.steps ? new Maps(view.stream, view.run, view.choose) : null;
   view.by = now.by === "concept" && view.maps && view.maps.cells.concept ? "concept" : "model";
@@ -24,10 +25,13 @@ function load() {
   view.chosen = view.maps ? (c >= 0 ? [t >= 0 && t < view.run.steps ? t : 0, c] : firstOf(view.run)) : null;
 }
 
-// The initial cell: that of the first drift or move, else that of the worst client.
+// The initial cell: that of the first drift or move, else that of the worst client. Alarms come before switches, and
+// alarms with a common cause last.
 function firstOf(run) {
-  const told = run.false.filter((f) => run.drifts || f[2] & 1),
-    moves = [...(run.drifts || []), ...(told.length ? told : run.false)];
+  const own = run.false.filter((f) => !(f[2] & COMMON_CAUSE)),
+    alarms = own.filter((f) => run.drifts || f[2] & ALARM),
+    listed = [alarms, own, run.false].find((found) => found.length) || [],
+    moves = [...(run.drifts || []), ...listed];
   const first = moves.sort((a, b) => a[0] - b[0])[0];
   return first ? [first[0], first[1]] : run.worst.length ? [run.worst[0][2], run.worst[0][0]] : [0, 0];
 }
@@ -36,7 +40,7 @@ view.choose = (t, c, scroll = false) => {
   view.chosen = [t, c];
   state.write({ client: view.stream.clients[c], time: t + 1 });
   if (view.maps) view.maps.select(t, c);
-  fill("story", story(view));
+  fill("story", buildHistory(view));
   const now = document.querySelector(".story [aria-current]"); // scrolls the list only, not the page
   if (now) now.parentNode.scrollTop = now.offsetTop - now.parentNode.offsetTop - 40;
   if (scroll) $("h-map").scrollIntoView();
@@ -45,7 +49,7 @@ view.choose = (t, c, scroll = false) => {
 view.open = (group) => {
   state.write({ algorithm: group.label, seed: null, client: null, time: null });
   show();
-  $("headline").scrollIntoView({ block: "center" });
+  $("h-run").scrollIntoView({ block: "start" });
 };
 
 // Sorts the table by a column, best first; a second call for the same column reverses it. Its head keeps the focus.
@@ -60,12 +64,13 @@ view.sortBy = (name) => {
 function chooser(name, label, items, chosen, change) {
   const select = h(
     "select",
-    { name, onchange: (e) => change(e.target.value) },
+    { name, "aria-label": label, onchange: (e) => change(e.target.value) },
     items.map((item) => h("option", { value: item, selected: item === chosen }, item)),
   );
+  const text = h("span", { class: "label" }, label);
   return items.length > 1
-    ? h("label", {}, label, select)
-    : h("label", {}, label, h("b", { style: "color:var(--ink)" }, chosen));
+    ? h("label", { class: `of-${name}` }, text, select)
+    : h("label", { class: `of-${name} single` }, text, h("b", { title: chosen }, chosen));
 }
 
 function choosers() {
@@ -102,7 +107,7 @@ function choosers() {
 function show() {
   load();
   choosers();
-  for (const part of [lead, accuracy, maps, drifts, recovery, resources, exchanges]) part();
+  for (const part of [lead, summary, accuracy, maps, drifts, recovery, resources, exchanges]) part();
 }
 
 function theme(next) {

@@ -309,20 +309,20 @@ class Maps {
       return;
     }
     this.point(hit);
-    tip(event, ...this.told(...hit));
+    tip(event, ...this.buildTooltip(...hit));
   }
 
   // The content of the tooltip of a cell.
-  told(t, c) {
+  buildTooltip(t, c) {
     const k = this.at(t, c),
       { model, accuracy, concept, loss } = this.cells;
     const pairs = [
       ["model", model[k]],
-      [`${score.title} next`, testOf(accuracy[k])],
+      [`${score.title}, next step`, testOf(accuracy[k])],
     ];
     if (this.absent.has(k)) pairs.splice(0, 1, ["", "had not joined yet"]);
     if (loss && known(loss[k])) pairs.push([`${this.run.metric} before training`, loss[k].toFixed(3)]);
-    if (concept) pairs.push(["concept", letter(concept[k]) + (this.changes.has(k) ? ", new here" : "")]);
+    if (concept) pairs.push(["concept", letter(concept[k]) + (this.changes.has(k) ? ", changed" : "")]);
     const why = reasons(this, t, c);
     return [
       h("b", {}, `${nameOf(this.stream, c)}, ${timeOf(this.run, t)}`),

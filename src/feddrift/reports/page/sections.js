@@ -1,32 +1,49 @@
 // The sections of the page, from top to bottom.
 
+const MAX_NAMED_METHODS = 4; // in the title
+
+const joinParts = (parts) => parts.filter(Boolean).join("  ·  ");
+
+// The title of a stream: its name, and the methods that were compared on it.
+function titleOf(stream) {
+  const names = [...new Set(stream.groups.map((g) => g.algorithm))],
+    listed = names.length > MAX_NAMED_METHODS ? names.slice(0, MAX_NAMED_METHODS - 1) : names,
+    last = names.length > listed.length ? `${names.length - listed.length} more methods` : listed.pop();
+  return `${stream.short}: ${listed.length ? `${listed.join(", ")} and ${last}` : last}`;
+}
+
+// The verdict and the title of a stream. Commands in a text are between backquotes.
 function lead() {
-  const { run, stream, group, data } = view;
-  const of = run.n_steps === null ? "" : ` of ${run.n_steps}`,
-    status = run.status === "complete" ? "complete" : `${run.status}: ${run.steps}${of} time steps`;
-  const n = sum(data.streams.flatMap((x) => x.groups.map((g) => g.runs.length)));
+  const { run, stream } = view;
+  const isOpen = run.n_steps === null && run.status !== "complete"; // the number of time steps is not fixed
+  fill("headline", titleOf(stream));
   fill(
     "eyebrow",
-    [
-      data.name,
-      count(n, "run"),
-      stream.options,
-      `seed ${run.seed}`,
+    joinParts([
       count(stream.n_clients, "client"),
-      run.n_steps === null && run.status !== "complete" ? null : count(run.n_steps || run.steps, "time step"),
-      status,
-      run.started.slice(0, 16).replace("T", " "),
-    ]
-      .filter(Boolean)
-      .join("  ·  "),
+      isOpen ? null : count(run.n_steps || run.steps, "time step"),
+      count(sum(stream.groups.map((g) => g.runs.length)), "run"),
+    ]),
   );
-  fill("headline", `${group.label} on ${stream.short}`);
-  fill("gist", gist(view));
+  const paragraph = (text) => h("p", {}, text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part)));
+  $("verdict").hidden = !stream.verdicts.length;
+  fill("verdict", h("h2", {}, "Verdict"), stream.verdicts.map(paragraph));
+}
+
+// The summary of the chosen run, and the remarks on all methods of the stream.
+function summary() {
+  const { run, stream, group } = view;
+  const of = run.n_steps === null ? "" : ` of ${run.n_steps}`,
+    steps = run.n_steps === null ? count(run.steps, "time step") : `${run.steps}${of} time steps`,
+    status = run.status === "complete" ? "complete" : `${run.status}: ${steps}`;
+  fill("h-run", `${group.label}, seed ${run.seed}`);
+  fill("run-line", joinParts([status, `started ${clock(run.started).slice(0, 16)}`]));
+  fill("gist", summariseRun(view));
+  fill("tiles", buildTiles(view));
   fill(
     "remarks",
     stream.remarks.map((text) => h("li", {}, text)),
   );
-  fill("tiles", tiles(view));
 }
 
 function accuracy() {
@@ -71,10 +88,10 @@ function accuracy() {
   const seeds = [...new Set(stream.groups.map((g) => g.runs.length))].sort((a, b) => a - b);
   fill(
     "accuracy-note",
-    "Mean over clients, on the time step after the one trained on. " +
+    "Mean over clients, tested on the time step after the last one of training. " +
       (seeds[seeds.length - 1] > 1
-        ? `Lines are means over seeds (${seeds.join(" or ")}), bands one standard deviation.`
-        : "One seed each."),
+        ? `Lines are means over ${seeds.join(" or ")} seeds; bands show one standard deviation.`
+        : "Each method has one seed."),
   );
   fill(
     "accuracy-legend",
@@ -109,23 +126,22 @@ function maps() {
     fill(
       "map-note",
       run.steps
-        ? "Left out here to keep this page small: make a page of this run's record alone."
+        ? "The map of this run is left out to keep the page small. To see it, make a page of its record alone."
         : "No time step is done yet.",
     );
     return;
   }
   const sampled = isSample(stream)
-    ? `Shown, and listed below, are ${n.toLocaleString("en")} of ${count(stream.n_clients, "client")}, drawn evenly; ` +
-      "numbers and curves are of all of them. "
+    ? `The map and the lists show an even sample of ${n.toLocaleString("en")} of ${count(stream.n_clients, "client")}; ` +
+      "numbers and curves include all clients. "
     : "";
   fill(
     "map-note",
     sampled +
-      "A row is a client, a column a time step. Left: the model it used, models that merged in one colour. Right: " +
-      (score.title === "accuracy" ? "how often that model was right" : `its ${score.title}`) +
-      " on the next step. " +
-      (n > 60 ? "Rows with the same history are adjacent. " : "") +
-      "Point at a cell for why.",
+      "A row is a client, a column is a time step. Left: the model in use; merged models have one colour. Right: " +
+      `the ${score.title} of that model on the next time step. ` +
+      (n > 60 && view.order === "similar" ? "Rows with the same history are adjacent. " : "") +
+      "Point at a cell to see the reasons.",
   );
   const segments = (label, name, options) =>
     h(
@@ -183,13 +199,13 @@ function maps() {
   fill("lineage", lineage.svg);
   fill(
     "lineage-note",
-    `${count(lineage.all, "model")} in all. A ring is a creation, with a thread from the parent; a curve into another row is ` +
-      "a merge; thickness is the share of clients." +
+    `${count(lineage.all, "model")} in total. A ring is the creation of a model; a thin line leads there from the model ` +
+      "that it was copied from. A curve into another row is a merge. The thickness is the share of clients." +
       (lineage.folded ? " Models that were created and merged together share a row, +n." : "") +
-      (lineage.hidden ? ` Not drawn: ${count(lineage.hidden, "model")} that fewest clients used.` : ""),
+      (lineage.hidden ? ` Not shown: ${count(lineage.hidden, "model")} with the fewest clients.` : ""),
   );
   found.select(...view.chosen);
-  fill("story", story(view));
+  fill("story", buildHistory(view));
 }
 
 function drifts() {
@@ -199,11 +215,12 @@ function drifts() {
   fill(
     "drifts-note",
     run.drifts
-      ? "A drift is noticed by an alarm or by a switch to another model, in its own time step or up to " +
-          `${view.data.within} later; every other alarm or switch is a false move. ` +
-          "Dummies ignore the data: a useful detector does better than they do."
-      : "The true concepts are unknown, so it is unknown which of these were right. " +
-          "The scores and the reason of each are in its row.",
+      ? "A drift is noticed if the client raises an alarm or switches to another model in the time step of the drift or " +
+          `up to ${count(view.data.within, "time step")} later. Every other alarm or switch is a false move. ` +
+          "Dummies ignore the data; a useful detector is better than all of them."
+      : "The true concepts are unknown, so it is unknown which of these moves were right. " +
+          "Each row has the scores and the reason." +
+          (run.alarms.common ? " Alarms of one time step with a cause common to most clients share a row." : ""),
   );
   $("drifts-pair").hidden = !d;
   if (d) {
@@ -235,8 +252,8 @@ function recovery() {
   fill("worst", worstTable(view));
   fill(
     "worst-note",
-    (isSample(stream) ? "Of the clients that are shown. " : "") +
-      `By mean ${score.title} over time. All lines have one scale, that of the map's colours.`,
+    (isSample(stream) ? "Among the clients of the sample. " : "") +
+      `By mean ${score.title} over time. All lines have the same scale, that of the map's colours.`,
   );
   $("recovery-part").hidden = !view.run.truth; // it is measured from true drifts
   if (!group.around) {
@@ -248,10 +265,10 @@ function recovery() {
   fill(
     "recovery-note",
     `Mean ${score.title} around a drift, over all drifts and seeds. ` +
-      "At 0 a model of the old concept meets data of the new one. " +
+      "At 0, a model of the old concept is tested on data of the new one. " +
       (known(lost)
-        ? `Each drift cost ${number(lost)} time steps of ${score.title} against the level before` +
-          (known(oracle) && group.algorithm !== "Oracle" ? `, ${number(oracle)} against Oracle.` : ".")
+        ? `Lost per drift, summed over time steps: ${number(lost)} compared with the level before` +
+          (known(oracle) && group.algorithm !== "Oracle" ? `, ${number(oracle)} compared with Oracle.` : ".")
         : ""),
   );
   const stroke = (g) => (g === group ? "var(--m0)" : g.algorithm === "Oracle" ? "var(--ink)" : "var(--soft)");
@@ -285,6 +302,17 @@ function recovery() {
   );
 }
 
+// Explains the column of differences, if there is one.
+function describeBaseline() {
+  const { stream, data } = view;
+  if (!stream.groups.some((g) => g.against)) return "";
+  return (
+    ` Over ${data.against}: the mean difference seed by seed${score.share ? " in points" : ""}, with its 95 % interval` +
+    `${score.higher_is_better ? "" : "; a negative difference is better"}. If the interval contains 0, the difference ` +
+    "is within noise."
+  );
+}
+
 function resources() {
   const { run, group } = view,
     x = run.numbers;
@@ -312,8 +340,9 @@ function resources() {
   fill(
     "models-note",
     known(x.spare)
-      ? `On average ${number(Math.abs(x.spare))} ${x.spare < 0 ? "fewer" : "more"} in use than concepts alive.`
-      : "Models that at least one client uses, and all that the server keeps.",
+      ? `On average, the number of models in use was ${number(Math.abs(x.spare))} ${x.spare < 0 ? "below" : "above"} ` +
+          "that of current concepts."
+      : "Models that at least one client uses, and all models that the server keeps.",
   );
   fill(
     "sent",
@@ -333,19 +362,21 @@ function resources() {
   ].filter(([p]) => known(x[`sent ${p}`]));
   fill(
     "sent-note",
-    "Relative to one model trained by all (dashed): " +
+    "Relative to one shared model (dashed line): " +
       phases.map(([p, text]) => `${text} ${number(x[`sent ${p}`])}×`).join(", ") +
       "." +
       (known(x["bytes training"])
-        ? ` In all ${megabytes(x["bytes training"])} MB for training and ${megabytes(x["bytes scoring"])} MB for scoring.`
+        ? ` Total: ${megabytes(x["bytes training"])} MB for training and ${megabytes(x["bytes scoring"])} MB for scoring.`
         : ""),
   );
   fill(
     "compare-note",
-    "All algorithms that were run on these data, means over seeds. A column's head sorts by it, best first, and once more the other way." +
+    "All methods that were run on these data, with means over seeds. Click the head of a column to sort by it, the best " +
+      "first; click again to reverse the order." +
+      describeBaseline() +
       (run.truth
-        ? " Precision, recall and delay are of alarms and switches together. What is always bad has little to lose: " +
-          "read lost per drift beside lost to Oracle."
+        ? " Precision, recall and delay count alarms and switches. A method that is always inaccurate loses little at a " +
+          "drift, so compare lost per drift with lost to Oracle."
         : ""),
   );
   fill("compare", comparison(view));
@@ -360,7 +391,8 @@ function resources() {
   );
   fill(
     "foot",
-    `Made ${view.data.made.replace("T", " ").slice(0, 16)} UTC by feddrift ${view.data.version} from records alone. ` +
+    `${view.data.name}: made at ${view.data.made.replace("T", " ").slice(0, 16)} UTC by feddrift ` +
+      `${view.data.version} from ${count(sum(view.data.streams.flatMap((x) => x.groups.map((g) => g.runs.length))), "record")}. ` +
       (group.summary ? `${group.algorithm}: ${group.summary}.` : ""),
   );
 }

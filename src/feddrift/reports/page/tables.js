@@ -1,5 +1,6 @@
 // Tables. A column head is [text, kind, title, sort, aria-sort]; with `sort` it is a button.
 const HOW = ["", "alarm", "switch", "alarm and switch"];
+const MAX_LINKED_CLIENTS = 100; // in a row of alarms with a common cause
 
 function table(head, rows, caption) {
   return h(
@@ -48,10 +49,10 @@ function detectionTable(view) {
     ["", "text"],
     ["precision"],
     ["recall"],
-    ["delay", "", `mean steps; missed counts as ${within + 1}`],
-    ["moves"],
-    ["false"],
-    ["missed"],
+    ["delay", "", `mean number of time steps; ${within + 1} for a missed drift`],
+    ["moves", "", "alarms and switches"],
+    ["false", "", "moves without a drift"],
+    ["missed", "", "drifts without a move"],
   ];
   const exact = (x) => (Number.isInteger(x) ? String(x) : x.toFixed(1));
   const line = (name, v, kind) =>
@@ -77,25 +78,47 @@ function detectionTable(view) {
     const other = name === group.algorithm ? null : peer(stream, name, run);
     if (other && other.detection.noticed) rows.push(line(name, other.detection.noticed));
   }
-  rows.push(line("Dummy: a coin, as often", d.chance), line("Dummy: always", d.always), line("Dummy: never", d.never));
+  rows.push(line("Dummy: at random", d.chance), line("Dummy: always", d.always), line("Dummy: never", d.never));
   return table(head, rows);
 }
 
 // The number of seeds in which this alarm was raised, if there are several.
 function agreement({ group }, t, c, how) {
   if (!group.alarms) return [];
-  return [how & 1 ? `${group.alarms[`${t},${c}`] || 0} of ${group.runs.length}` : "–"];
+  return [how & ALARM ? `${group.alarms[`${t},${c}`] || 0} of ${group.runs.length}` : "–"];
 }
 
 // The columns with the scores of a move, [name, title, show, key of `evidence`]; none without cells.
 function moveColumns({ run, maps }) {
   const [what, show] = asBefore(run);
   const columns = [
-    [`${what}, old model`, "of the model that it had, on its new data", show, "old"],
-    [`${run.metric}, new model`, "of the model that it moved to, on the same data, before training", (x) => number(x, 3), "now"],
-    [`${score.title} next${score.share ? ", %" : ""}`, "of the model that it then had, on the next time step", level, "next"],
+    [`${what}, old model`, "of the client's previous model on its new data", show, "old"],
+    [`${run.metric}, new model`, "of the client's new model on the same data, before training", (x) => number(x, 3), "now"],
+    [`${score.title} next${score.share ? ", %" : ""}`, "of the client's new model on the next time step", level, "next"],
   ];
   return maps ? columns.filter(([, , , which]) => which !== "now" || maps.cells.loss) : [];
+}
+
+// Returns the row for the alarms of a time step whose cause is common to most clients.
+function buildCommonRow(view, t, alarms) {
+  const { run } = view,
+    nSwitches = alarms.filter(([, , how]) => how & SWITCH).length;
+  const why =
+    `${count(alarms.length, "alarm")} with a cause common to most clients: ${run.causes[t]}.` +
+    (nSwitches ? ` ${count(nSwitches, "client")} changed to another model.` : "");
+  return {
+    t,
+    c: alarms[0][1],
+    clients: alarms.map(([, c]) => c),
+    kind: "common cause",
+    values: () => [
+      ...(run.drifts ? ["no change", h("span", { class: "tag bad" }, "false")] : []),
+      alarms.length === 1 ? "alarm" : "alarms",
+      ...agreement(view, t, 0, 0),
+      ...moveColumns(view).map(() => "–"),
+      why,
+    ],
+  };
 }
 
 // The rows of all drifts and false moves in order of time.
@@ -127,7 +150,13 @@ function driftRows(view) {
       ],
     });
   }
+  const common = new Map();
   for (const [t, c, how] of run.false) {
+    if (how & COMMON_CAUSE) {
+      if (!common.has(t)) common.set(t, []);
+      common.get(t).push([t, c, how]);
+      continue;
+    }
     const tag = h("span", { class: "tag bad" }, "false");
     rows.push({
       t,
@@ -142,6 +171,7 @@ function driftRows(view) {
       ],
     });
   }
+  rows.push(...[...common].map(([t, alarms]) => buildCommonRow(view, t, alarms)));
   return rows.sort((a, b) => a.t - b.t || a.c - b.c);
 }
 
@@ -150,13 +180,10 @@ function driftList(view, show = 12, only = "all") {
   const all = driftRows(view),
     kinds = [...new Set(all.map((r) => r.kind))];
   const rows = all.filter((r) => only === "all" || r.kind === only);
-  if (!all.length) return [h("p", { class: "note" }, "No drift, no alarm, no switch.")];
-  const open = (r) =>
-    h(
-      "button",
-      { type: "button", class: "link", onclick: () => view.choose(r.t, r.c, true) },
-      nameOf(view.stream, r.c),
-    );
+  if (!all.length) return [h("p", { class: "note" }, "There was no drift, no alarm and no switch.")];
+  const link = (t, c) =>
+    h("button", { type: "button", class: "link", onclick: () => view.choose(t, c, true) }, nameOf(view.stream, c));
+  const open = (r) => (r.clients && r.clients.length > 1 ? listClients(r.clients, (c) => link(r.t, c)) : link(r.t, r.c));
   const head = [
     ["time", "text"],
     ["client", "text"],
@@ -196,7 +223,7 @@ function driftList(view, show = 12, only = "all") {
       ? h(
           "p",
           { class: "note" },
-          `The list ends after ${count((view.run.drifts || []).length, "drift")} and ` +
+          `The list contains only the first ${count((view.run.drifts || []).length, "drift")} and the first ` +
             `${count(view.run.false.length, "other move")}.`,
         )
       : null,
@@ -209,6 +236,18 @@ function driftList(view, show = 12, only = "all") {
         )
       : null,
   ];
+}
+
+// A list of clients that is closed at first.
+function listClients(clients, link) {
+  const n = clients.length - MAX_LINKED_CLIENTS;
+  return h(
+    "details",
+    { class: "clients" },
+    h("summary", {}, count(clients.length, "client")),
+    clients.slice(0, MAX_LINKED_CLIENTS).map(link),
+    n > 0 ? h("span", {}, `and ${n.toLocaleString("en")} more`) : null,
+  );
 }
 
 function worstTable(view) {
@@ -227,7 +266,7 @@ function worstTable(view) {
     ["client", "text"],
     [`mean${score.share ? ", %" : ""}`],
     ...(theirs ? [[`Oracle${score.share ? ", %" : ""}`]] : []),
-    [run.times.length ? "worst at" : "worst at time"],
+    ["worst at time"],
     ...(maps ? [["over time", "text"]] : []),
   ];
   const rows = run.worst.slice(0, 8).map(([c, mean, low]) =>
@@ -251,30 +290,50 @@ function worstTable(view) {
 
 // [text, name, show, title, whether lower is better]
 const COLUMNS = [
-  ["mean", "mean", level, "mean over clients and times"],
-  ["omitting drifts", "omitting", level, "without the rows that a drift strikes"],
+  ["mean", "mean", level, "mean over clients and time steps"],
+  ["", "against", formatDifference, "mean difference, seed by seed, and its 95 % interval"],
+  ["omitting drifts", "omitting", level, "without the tests in which the concept has just changed"],
   ["worst client", "worst", level],
   ["10th pct.", "tenth", level, "10th percentile over clients, from the worst"],
-  ["accuracy, %", "accuracy", percent, "how often the models are right"],
-  ["majority, %", "majority", percent, "what each client's most frequent class so far would have got"],
+  ["accuracy, %", "accuracy", percent, "share of correct predictions"],
+  ["majority, %", "majority", percent, "accuracy of each client's most frequent class so far"],
   ["log loss", "log_loss", (x) => number(x, 3), "of the probabilities; lower is better", true],
   ["Brier", "brier", (x) => number(x, 3), "Brier score of the probabilities; lower is better", true],
   ["AUC, %", "auc", percent, "area under the ROC curve, one class against the rest"],
-  ["balanced, %", "balanced_accuracy", percent, "accuracy if all classes were as frequent"],
+  ["balanced, %", "balanced_accuracy", percent, "accuracy if all classes were equally frequent"],
   ["F1, %", "f1", percent, "mean over classes"],
   ["precision", "noticed precision", number],
   ["recall", "noticed recall", number],
   ["delay", "noticed delay", number, "", true],
   ["lost to Oracle", "lost_to_oracle", number, "per drift, summed over time steps", true],
-  ["lost per drift", "lost", number, "summed over time steps, against the client's own level before", true],
+  ["lost per drift", "lost", number, "summed over time steps, compared with the client's level before the drift", true],
   ["ARI", "ari", number],
   ["NMI", "nmi", number],
-  ["spare models", "spare", number, "in use beyond the concepts alive", true],
-  ["sent", "sent", number, "relative to one model", true],
-  ["MB trained", "bytes training", megabytes, "parameters to and from clients for training, in all", true],
-  ["MB scored", "bytes scoring", megabytes, "parameters to clients to be scored, in all", true],
+  ["spare models", "spare", number, "models in use minus current concepts", true],
+  ["sent", "sent", number, "models sent, relative to one shared model", true],
+  ["MB trained", "bytes training", megabytes, "total of parameters to and from clients for training", true],
+  ["MB scored", "bytes scoring", megabytes, "total of parameters to clients for evaluation", true],
 ];
-const OF_SCORE = ["mean", "omitting", "worst", "tenth"];
+const OF_SCORE = ["mean", "against", "omitting", "worst", "tenth"];
+
+// Formats [mean, low, high] of a difference, with its sign.
+function formatDifference(gap) {
+  if (!gap) return "–";
+  const signed = (x) => (x < 0 ? "-" : "+") + Math.abs(x).toFixed(score.share ? 2 : 4),
+    [mean, low, high] = gap;
+  return h(
+    "span",
+    {},
+    signed(mean),
+    known(low) ? h("span", { class: "sd" }, ` [${signed(low)}, ${signed(high)}]`) : null,
+  );
+}
+
+// The value of a column for a configuration: a number, or null if it is unknown.
+function valueOf(group, name) {
+  const spread = name === "against" ? group.against : group.numbers[name];
+  return spread ? spread[0] : null;
+}
 
 // Returns true if a lower value of a column is better.
 function lowerIsBetter(name) {
@@ -283,7 +342,7 @@ function lowerIsBetter(name) {
 
 // Sorts the groups by a column, the best first unless the order is reversed; unknown values are last.
 function ranked(groups, name, turned) {
-  const value = (g) => (g.numbers[name] || [null])[0],
+  const value = (g) => valueOf(g, name),
     sign = lowerIsBetter(name) === turned ? -1 : 1;
   return groups
     .slice()
@@ -293,7 +352,7 @@ function ranked(groups, name, turned) {
 function comparison(view) {
   const { stream, group } = view;
   const columns = COLUMNS.filter(
-    ([, name]) => name !== score.name && stream.groups.some((g) => g.numbers[name] && known(g.numbers[name][0])),
+    ([, name]) => name !== score.name && stream.groups.some((g) => known(valueOf(g, name))),
   );
   const [by, turned] = columns.some(([, name]) => name === view.sort[0]) ? view.sort : ["mean", false];
   const rows = ranked(stream.groups, by, turned).map((g) =>
@@ -304,7 +363,7 @@ function comparison(view) {
         g === group ? g.label : h("button", { type: "button", class: "link", onclick: () => view.open(g) }, g.label),
         g.runs.length,
         ...columns.map(([, name, show]) =>
-          name === "mean" ? both(g.numbers[name], show) : show((g.numbers[name] || [null])[0]),
+          name === "mean" ? both(g.numbers[name], show) : show(name === "against" ? g.against : valueOf(g, name)),
         ),
       ]),
     ),
@@ -317,7 +376,9 @@ function comparison(view) {
         cells([name, "", ...columns.map(([, key]) => (key.startsWith("noticed ") ? number(v[key.slice(8)]) : ""))]),
       );
   if (d.noticed) rows.push(dummy("Dummy: always", d.always), dummy("Dummy: never", d.never));
-  const named = (text, name) => (name === "mean" ? score.title + (score.share ? ", %" : "") : text);
+  const points = score.share ? ", points" : "",
+    heads = { mean: score.title + (score.share ? ", %" : ""), against: `over ${view.data.against}${points}` };
+  const named = (text, name) => heads[name] || text;
   const order = (name) => (name !== by ? null : lowerIsBetter(name) === turned ? "descending" : "ascending");
   return table(
     [

@@ -1,36 +1,39 @@
 // Texts about a run, the history of a client, and the reasons of a cell.
 
-function gist(view) {
+// Kinds of moves, which are added up, as in data.py.
+const ALARM = 1,
+  SWITCH = 2,
+  COMMON_CAUSE = 4;
+const MAX_NAMED_MOVES = 4; // of more alarms or switches, the summary has only the number
+
+// Summarises a run in a few sentences.
+function summariseRun(view) {
   const { run, stream, group } = view,
     d = run.detection.noticed,
-    told = [];
+    sentences = [];
   if (!run.steps) return "No time step is done yet.";
   if (d && d.changes) {
-    const lateness = sum(run.by_time.late);
-    const when =
-      d.hits === 0 ? "" : lateness === 0 ? ", each in the step in which it happened" : `, ${lateness} of them late`;
-    told.push(
+    const late = sum(run.by_time.late);
+    const when = d.hits === 0 ? "" : late === 0 ? ", each in the step in which it happened" : `, ${late} of them late`;
+    sentences.push(
       `${d.hits.toLocaleString("en")} of ${count(d.changes, "drift")} noticed${when}; ` +
         `${d.alarms === d.hits ? "no false move" : count(d.alarms - d.hits, "false move")}.`,
     );
   } else if (d)
-    told.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
-  else {
-    const [alarms, switches] = moves(run),
-      [nAlarms, nSwitches] = run.n_moves;
-    const who = (list, n) => {
-      const named = list.slice(0, 4).map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`),
-        more = n > named.length ? ` and ${(n - named.length).toLocaleString("en")} more` : "";
-      return named.length ? `: ${named.join(", ")}${more}.` : ".";
-    };
-    told.push(nAlarms ? count(nAlarms, "alarm") + who(alarms, nAlarms) : "No alarm.");
-    if (nSwitches)
-      told.push(`${count(nSwitches, "switch", "switches")} to another model without an alarm${who(switches, nSwitches)}`);
-    told.push("The true concepts are not known.");
+    sentences.push(`No client's concept changed; ${d.alarms === 0 ? "no false move" : count(d.alarms, "false move")}.`);
+  sentences.push(...describeAlarms(run, stream, !d));
+  if (!d) {
+    const switches = run.n_moves[1];
+    if (switches)
+      sentences.push(
+        `${count(switches, "switch", "switches")} to another model without an alarm` +
+          `${nameMoves(run, stream, listMoves(run)[1], switches)}.`,
+      );
+    sentences.push("The true concepts are unknown.");
   }
   const used = run.used[run.steps - 1],
     concepts = run.concepts && run.concepts[run.steps - 1];
-  told.push(
+  sentences.push(
     (goesOn(run) ? "So far the clients use " : "At the end the clients used ") +
       `${count(used, "model")}${concepts ? ` for ${count(concepts, "concept")}` : ""}.`,
   );
@@ -39,25 +42,66 @@ function gist(view) {
     .map((name) => [name, peer(stream, name, run)])
     .filter(([, r]) => r && r.steps === run.steps);
   if (run.tested < run.steps)
-    told.push(`${sentence(timeOf(run, run.tested)).slice(0, -1)} is trained and not tested yet: it waits for new data.`);
-  told.push(
+    sentences.push(
+      `${sentence(timeOf(run, run.tested)).slice(0, -1)} is trained and not tested yet: it waits for new data.`,
+    );
+  sentences.push(
     `Mean ${score.title} ${level(run.numbers.mean)}${unit()}` +
       others.map(([name, r]) => `; ${name} ${level(r.numbers.mean)}${unit()}`).join("") +
       ".",
   );
-  return told.join(" ");
+  return sentences.join(" ");
 }
 
-// The alarms, and the switches to another model without an alarm, if the true concepts are unknown.
-function moves(run) {
-  return [run.false.filter((f) => f[2] & 1), run.false.filter((f) => !(f[2] & 1))];
+// Describes how many alarms were raised, how many were acted on, and how many have a common cause.
+function describeAlarms(run, stream, named) {
+  const { raised, acted_on, common, reviewed, confirmed, contradicted } = run.alarms;
+  if (!raised) return ["No alarm was raised."];
+  const one = raised === 1,
+    none = acted_on === 0,
+    all = acted_on === raised;
+  const outcome = one
+    ? `${none ? "but not" : "and"} acted on`
+    : none
+      ? "but none was acted on"
+      : `and ${all ? (raised === 2 ? "both" : "all") : acted_on.toLocaleString("en")} ` +
+        `${acted_on === 1 ? "was" : "were"} acted on`;
+  const text = `${count(raised, "alarm")} ${one ? "was" : "were"} raised ${outcome}`,
+    others = raised - common,
+    names = named ? nameMoves(run, stream, listMoves(run)[0].filter((f) => !(f[2] & COMMON_CAUSE)), others) : "";
+  const sentences = common ? [`${text}.`] : [`${text}${names}.`];
+  if (common) {
+    const subject = one ? "It" : common === raised ? "All of them" : common.toLocaleString("en"),
+      verb = common === 1 ? "has" : "have";
+    sentences.push(
+      `${subject} ${verb} a cause that is common to most clients, such as a season` +
+        (others && names ? `; the ${others === 1 ? "other alarm" : "other alarms"}${names}.` : "."),
+    );
+  }
+  if (reviewed)
+    sentences.push(
+      `Later data confirmed ${confirmed.toLocaleString("en")} and contradicted ${contradicted.toLocaleString("en")}.`,
+    );
+  return sentences;
 }
 
-function tiles(view) {
+// Names the clients and times of a few moves; of many, returns an empty text.
+function nameMoves(run, stream, moves, n) {
+  if (!n || n > MAX_NAMED_MOVES || moves.length < n) return "";
+  return `: ${moves.map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`).join(", ")}`;
+}
+
+// Returns the alarms, and the switches to another model without an alarm, if the true concepts are unknown.
+function listMoves(run) {
+  return [run.false.filter((f) => f[2] & ALARM), run.false.filter((f) => !(f[2] & ALARM))];
+}
+
+// Returns the tiles with the most important numbers of a run.
+function buildTiles(view) {
   const { run } = view,
     x = run.numbers,
     d = run.detection.noticed,
-    found = [];
+    tiles = [];
   const tile = (name, value, unit, aside) =>
     h(
       "div",
@@ -67,42 +111,47 @@ function tiles(view) {
         "dd",
         {},
         h("div", { class: "value" }, value, unit ? h("span", { class: "unit" }, unit) : null),
-        h("div", { class: "aside" }, aside || " "),
+        h("div", { class: "aside" }, aside || "\u00a0"),
       ),
     );
-  found.push(
+  tiles.push(
     tile(
       `Mean ${score.title}`,
       level(x.mean),
       unit(),
-      known(x.omitting) ? `${level(x.omitting)}${unit()} omitting drifts` : "over clients and times",
+      known(x.omitting) ? `${level(x.omitting)}${unit()} omitting drifts` : "over clients and time steps",
     ),
   );
   const worst = run.worst[0],
     who = worst && !isSample(view.stream) ? `${shorten(nameOf(view.stream, worst[0]), 20)}; ` : ""; // the client may not be shown
-  found.push(tile("Worst client", level(x.worst), unit(), worst ? `${who}10th pct. ${level(x.tenth)}` : ""));
+  tiles.push(
+    tile("Worst client", level(x.worst), unit(), worst ? `${who}10th percentile ${level(x.tenth)}${unit()}` : ""),
+  );
   if (d) {
-    found.push(
+    tiles.push(
       tile(
         "Drifts noticed",
-        `${d.hits}`,
-        `of ${d.changes}`,
+        d.hits.toLocaleString("en"),
+        `of ${d.changes.toLocaleString("en")}`,
         known(d.delay) ? `mean delay ${number(d.delay)} steps` : "",
       ),
     );
-    found.push(
+    tiles.push(
       tile(
         "False moves",
-        `${d.alarms - d.hits}`,
+        (d.alarms - d.hits).toLocaleString("en"),
         "",
         known(d.precision) ? `precision ${number(d.precision)}` : "no alarm or switch",
       ),
     );
-  } else {
-    const [alarms, switches] = run.n_moves;
-    found.push(tile("Alarms", String(alarms), "", `and ${count(switches, "switch", "switches")} without one`));
   }
-  found.push(
+  const { raised, acted_on, common } = run.alarms,
+    acted = acted_on === raised ? (raised === 1 ? "acted on" : "all acted on") : `${acted_on || "none"} acted on`;
+  tiles.push(
+    tile("Alarms", raised.toLocaleString("en"), "", raised ? acted + (common ? `; ${common} with a common cause` : "") : ""),
+  );
+  if (!d) tiles.push(tile("Switches", run.n_moves[1].toLocaleString("en"), "", "to another model without an alarm"));
+  tiles.push(
     tile(
       goesOn(run) ? "Models now" : "Models at the end",
       run.steps ? String(run.exist[run.steps - 1]) : "–",
@@ -113,18 +162,18 @@ function tiles(view) {
     ),
   );
   const all = known(x["bytes training"]) ? x["bytes training"] + x["bytes scoring"] : null;
-  found.push(
-    tile("Models sent", number(x.sent), "×", `what one model costs${known(all) ? `; ${megabytes(all)} MB` : ""}`),
+  tiles.push(
+    tile("Models sent", number(x.sent), "×", `those of one shared model${known(all) ? `; ${megabytes(all)} MB` : ""}`),
   );
-  return found;
+  return tiles;
 }
 
 // The history of a client: the changes of its data, the reactions of the algorithm, and their reasons.
-function story(view) {
+function buildHistory(view) {
   const { maps, stream, run, chosen } = view;
   if (!maps || !chosen) return [h("p", { class: "note" }, "Choose a client in the map.")];
   const [now, c] = chosen,
-    told = [];
+    entries = [];
   const name = (t) => (run.times[t] ? h("span", { class: "called" }, run.times[t]) : null);
   for (const t of range(maps.T)) {
     const k = maps.at(t, c),
@@ -134,30 +183,27 @@ function story(view) {
       lines.push(
         `Its data changed from concept ${letter(drift[2])} to ${letter(drift[3])}` +
           (drift[4] < 0
-            ? "; nothing noticed it."
+            ? "; this was not noticed."
             : drift[4]
-              ? `; noticed ${count(drift[4], "step")} later.`
+              ? `; noticed ${count(drift[4], "time step")} later.`
               : "; noticed at once."),
       );
     else if (run.drifts && run.false.some((f) => f[0] === t && f[1] === c))
-      lines.push("Its data had not changed: a false move.");
+      lines.push("Its concept had not changed: a false move.");
     const gap = (t) => t < maps.T && maps.nothing.has(maps.at(t, c));
     if (t && !maps.absent.has(k) && maps.absent.has(maps.at(t - 1, c))) lines.push("It joined: its first data.");
     else if (!maps.absent.has(k) && gap(t) && !(t && gap(t - 1))) {
       let back = t;
       while (gap(back)) back++;
-      lines.push(`No new data reached the server${back < maps.T ? ` until ${timeOf(run, back)}` : " from here on"}.`);
+      lines.push(`No new data reached the server${back < maps.T ? ` until ${timeOf(run, back)}` : " up to the end"}.`);
     }
     lines.push(...reasons(maps, t, c));
     if (t === now && maps.absent.has(k)) lines.push("It had not joined yet.");
     else if (t === now && !lines.length)
-      lines.push(t ? `It kept model ${maps.cells.model[k]}.` : `It began with model ${maps.cells.model[k]}.`);
-    if (t === now)
-      lines.push(
-        `Tested next: ${testOf(maps.cells.accuracy[k], "no data")}.`,
-      );
+      lines.push(t ? `It kept model ${maps.cells.model[k]}.` : `It started with model ${maps.cells.model[k]}.`);
+    if (t === now) lines.push(`${heading()} on the next time step: ${testOf(maps.cells.accuracy[k], "no data")}.`);
     if (lines.length)
-      told.push(
+      entries.push(
         h(
           "li",
           { "aria-current": t === now ? "step" : null },
@@ -178,11 +224,11 @@ function story(view) {
     h(
       "p",
       { class: "note" },
-      values.length ? `Mean ${score.title} ${level(sum(values) / values.length / 1000)}${unit()}.` : "Never tested.",
-      " Click a cell, or use the arrow keys on the map, for another.",
+      values.length ? `Mean ${score.title} ${level(sum(values) / values.length / 1000)}${unit()}.` : "Not tested.",
+      " To choose another cell, click it or use the arrow keys on the map.",
     ),
     h("div", { class: "strip" }, spark(maps, c, 300, 34)),
-    h("ol", {}, told),
+    h("ol", {}, entries),
   ];
 }
 
@@ -211,24 +257,24 @@ function spark(maps, c, width = 150, height = 22) {
 function reasons(maps, t, c, numbers = true) {
   const k = maps.at(t, c),
     model = maps.cells.model[k],
-    told = [];
+    lines = [];
   const before = t ? maps.cells.model[maps.at(t - 1, c)] : null;
   const events = maps.run.events.filter((e) => e.t === t),
     mine = events.filter((e) => (e.clients ? e.clients.includes(c) : e.model === model)),
     last = (kind) => mine.filter((e) => e.kind === kind).pop();
   const alarm = maps.alarms.has(k) ? last("created") || last("decided") : null;
   for (const e of events) {
-    const about = e === alarm ? "Alarm" : { created: `New model ${e.model}`, decided: "Decided" }[e.kind];
-    if (about && mine.includes(e)) told.push(`${about}: ${e.why}.`);
-    if (forAll(e)) told.push(`Decided for all clients: ${e.why}.`);
-    if (e.kind === "merged" && e.model === before) told.push(sentence(e.why));
+    const about = e === alarm ? "Alarm" : { created: `New model ${e.model}`, decided: "Decision" }[e.kind];
+    if (about && mine.includes(e)) lines.push(`${about}: ${e.why}.`);
+    if (forAll(e)) lines.push(`Decision for all clients: ${e.why}.`);
+    if (e.kind === "merged" && e.model === before) lines.push(sentence(e.why));
   }
-  const born = events.some((e) => e.kind === "created" && e.model === model);
-  if (maps.alarms.has(k) && !alarm) told.push("Alarm, but no new model for this client.");
-  told.push(...shiftsOf(maps.run, t, c));
-  if (maps.switches.has(k) && !born)
-    told.push(`Moved from model ${before} to model ${model}, which was there before${numbers ? numbersOf(maps, t, c) : ""}.`);
-  return told;
+  const isNew = events.some((e) => e.kind === "created" && e.model === model);
+  if (maps.alarms.has(k) && !alarm) lines.push("Alarm, but no new model for this client.");
+  lines.push(...shiftsOf(maps.run, t, c));
+  if (maps.switches.has(k) && !isNew)
+    lines.push(`Moved from model ${before} to the existing model ${model}${numbers ? numbersOf(maps, t, c) : ""}.`);
+  return lines;
 }
 
 // Scores on a client's new data at time t: `old`, the test of its previous model; `now`, the score of its current model
@@ -250,11 +296,11 @@ function numbersOf(maps, t, c) {
   const { old, now } = evidence(maps, t, c),
     [what, show] = asBefore(maps.run),
     [before, after] = [maps.at(t - 1, c), maps.at(t, c)].map((k) => maps.cells.model[k]);
-  const said = [
+  const parts = [
     known(old) && `model ${before} had ${what} ${show(old)}`,
     known(now) && `model ${after} had ${maps.run.metric} ${number(now, 3)} before training`,
   ].filter(Boolean);
-  return said.length ? `: on its new data ${said.join(", ")}` : "";
+  return parts.length ? `: on its new data, ${parts.join(" and ")}` : "";
 }
 
 function sentence(text) {
