@@ -35,10 +35,10 @@ def _set_ensemble_gain(state: AutoState, gain: private_models.EnsembleGain) -> A
 
 @dataclass(frozen=True)
 class all_trusted(FedDriftAuto):
-    """Every alarm is acted on, whether alarms have paid or not."""
+    """Every alarm is acted on, whether later data confirmed earlier ones or not."""
 
     def step(self, state: State, fed: Federation) -> AutoState:
-        return replace(super().step(state, fed), good=1e9, bad=0.0)
+        return replace(super().step(state, fed), confirmed=1e9, contradicted=0.0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Averages of the clients' updates at the server, and the lengths of updates and the angles between them."""
+"""Averages of the clients' updates at the server, and the lengths of updates and the angles between them.
+
+Rounds that run in compiled code compute the weighted mean there: `engines.native.kernel_loops` and
+`engines.simulator.program`. A change of the mean must change all three.
+"""
 
 from __future__ import annotations
 

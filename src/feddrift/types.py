@@ -448,7 +448,8 @@ class Federation(Protocol):
             alarms: [c], True for clients with an alarm.
 
         Returns:
-            [c], True for clients whose alarm is accepted. `defend` rejects alarms of clients that raise too many.
+            [c], True for clients whose alarm is accepted. `defend` rejects further alarms of a client for two time
+            steps after an accepted one.
         """
         ...
 

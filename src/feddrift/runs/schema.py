@@ -1,6 +1,7 @@
 """Format of a record: one JSON object per line, a header, then the events and rows of each time step, then an end.
 
-With many clients, the rows of a time step are written as one line of columns, which is read a hundred times faster.
+With many clients, the rows of a time step are written as one line of columns, which is read a hundred times faster. A
+new field of rows belongs into `RowLine` and `ColumnsLine`, `record.Rows` and `recorded_run.build_lines`.
 
 A simulated run writes schema 1: its rows contain their test. A federation of real machines writes schema 2: its number
 of time steps is unknown, and clients may join (line `client`). A time step begins with the line `time`. Its events and
@@ -46,7 +47,7 @@ class HeaderLine:
         settings: The values of all hyper-parameters of the algorithm.
         overrides: The run options that differ from the defaults of the stream, such as rounds, pattern or engine.
         seed: The seed of initial models and minibatches.
-        local: The settings of local training: the fields of `types.Local`.
+        local: The settings of local training: the fields of `training.Local`.
         engine: The name of the engine.
         n_steps: The number T of time steps that are trained; null in schema 2, where it is unknown.
         n_clients: The number of clients; in schema 2, when the federation began.

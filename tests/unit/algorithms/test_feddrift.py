@@ -23,7 +23,7 @@ def test_clients_may_start_with_a_model_each_and_merge_from_the_next_step_on() -
     first, second = run_algorithm(FedDrift(delta=0.1, first="each"), [near, near])
     assert first.models.ids == (0, 1, 2) and list_model_ids(first.votes, first.models) == [0, 1, 2]
     np.testing.assert_array_equal(first.w[0], np.eye(3))
-    assert [(e.kind, e.model) for e in first.events] == [("created", 1), ("created", 2)] and first.born == 3
+    assert [(e.kind, e.model) for e in first.events] == [("created", 1), ("created", 2)] and first.next_id == 3
     assert [(e.model, e.cause["into"]) for e in second.events if e.kind == "merged"] == [(2, 0)]
     assert list_model_ids(second.votes, second.models) == [0, 1, 0] and not second.drifted.any()  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="FedDrift-C starts with one model"):
@@ -144,7 +144,7 @@ def test_close_models_merge_the_step_after_and_new_ones_do_not() -> None:
     later = {"loss": make_loss_table({0: [0.1, 0.9, 0.9], 1: [0.9, 0.1, 0.2], 2: [0.9, 0.2, 0.1]}),
              "cross": lambda i, j: 0.1 if i == j or {i, j} == {1, 2} else 0.6}  # fmt: skip
     states = run_algorithm(FedDrift(delta=0.1), [NO_DRIFT, apart, later])
-    assert states[1].models.ids == (0, 1, 2)  # within delta of each other, yet born only now
+    assert states[1].models.ids == (0, 1, 2)  # within delta of each other, yet created only now
     assert states[2].models.ids == (0, 1)
     assert [(e.kind, e.model, e.cause) for e in states[2].events] == [("merged", 2, {"into": 1, "distance": 0.0})]
     assert list_model_ids(states[2].votes, states[2].models) == [0, 1, 1]

@@ -208,7 +208,7 @@ def test_a_new_head_keeps_the_trunk_of_its_trial() -> None:
     """Its parent merges with a model of another family in the same step."""
     models, w = family_scene((0, 1))
     state = DriftState(
-        models, w, votes=np.eye(2)[[0, 1, 0, 1]], reference=np.full(4, 0.3), previous=np.full(4, 0.3), born=2,
+        models, w, votes=np.eye(2)[[0, 1, 0, 1]], reference=np.full(4, 0.3), previous=np.full(4, 0.3), next_id=2,
         observed=np.full((2, 4), 0.3), since=np.ones(4, dtype=np.int64),
     )  # fmt: skip
     found = trial(4, c2=make_independent_errors(30, 12, 30, 30))

@@ -27,7 +27,7 @@ from feddrift.algorithms import ALGORITHMS
 from feddrift.cli import app
 from feddrift.cli.deploy import format_tested_step, format_trained_step
 from feddrift.deploy.monitor.alerts import read_audit_log
-from feddrift.deploy.operate.rollback import roll_back
+from feddrift.deploy.operate.rollback import build_rollback_state, roll_back
 from feddrift.deploy.server.archive import Archive, list_archived_steps, read_rollback_time
 from feddrift.deploy.server.loop import federate
 from feddrift.engines.flower.client.serve import current
@@ -55,6 +55,7 @@ from tests.support.flower import InProcessFlower
 from tests.support.kills import Killed
 
 QUICK = ["FedDrift", "FedDrift-Auto"]
+QUICK_LOCAL = fd.Local(rounds=1, steps=2, batch=8, lr=0.05)
 OTHERS = [name for name, entry in ALGORITHMS.items() if not hasattr(entry.cls, "needs_truth") and name not in QUICK]
 
 
@@ -203,7 +204,7 @@ def test_going_back_gives_clients_the_old_models_and_starts_from_them(tmp_path: 
     assert_identical(went.models.params, before.models.params)
     assert isinstance(went.w, Clusters) and went.w.model[2:].tolist() == [[-1] * 3] * 2 and went.w.weight.all()
     assert np.isnan(went.observed[2:]).all() and len(went.observed) == 4  # type: ignore[attr-defined]
-    assert went.born == 2  # type: ignore[attr-defined]
+    assert went.next_id == 2  # type: ignore[attr-defined]
 
     engine = make_federation(stream, LEARN, root=tmp_path / "clients")
 
@@ -401,9 +402,8 @@ def test_every_algorithm_can_go_back(name: str, tmp_path: Path) -> None:
     """To the first time step, and then to one of the course that was given up."""
     server, stream = make_server_folder(tmp_path), make_swapping_stream(n_steps=6, n=20)
     algorithm = fd.algorithm(name, stream)
-    quick = fd.Local(rounds=1, steps=2, batch=8, lr=0.05)
     for done, back in ((2, 1), (3, 2), (4, None)):
-        run_time_steps(make_federation(stream, quick, root=tmp_path / "clients"), done, server, algorithm)
+        run_time_steps(make_federation(stream, QUICK_LOCAL, root=tmp_path / "clients"), done, server, algorithm)
         if back is not None:
             roll_back(server, back)
             old, went = (
@@ -416,6 +416,15 @@ def test_every_algorithm_can_go_back(name: str, tmp_path: Path) -> None:
     assert record.status == "complete" and record.rows.steps == 4 and record.rows.tested.all()
     reasons = [(e["t"], str(e["cause"].get("reason"))) for e in record.events if e["event"] == "decided"]
     assert [t for t, reason in reasons if "went back" in reason] == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["FedDrift", "FedDrift-Auto", "DriftSurf", "CFL", "KUE"])
+def test_ids_of_removed_models_are_not_used_again(name: str) -> None:
+    past, *_, newest = (step.state for step in fd.run(make_swapping_stream(n_steps=3, n=20), name, local=QUICK_LOCAL))
+    assert hasattr(past, "next_id") and hasattr(newest, "next_id")
+    current = replace(newest, next_id=past.next_id + 7)  # type: ignore[call-arg]
+    restored = build_rollback_state(past, current)
+    assert restored.next_id == past.next_id + 7  # type: ignore[attr-defined]
 
 
 def test_private_models_are_those_that_the_clients_have_now(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ ensemble of its shared model and up to two private ones (`private_models`). A ti
 
 1.  Evaluate all shared models on the new data of every client.
 2.  Review the last time step on the new data. Choose the ensemble with the highest accuracy so far.
-    Count the alarms that paid and those that did not: these numbers decide whether alarms are trusted. A client whose
-    alarm did not pay returns to its previous model. Retire unused models.
+    Count the alarms that the new data confirm and those that they contradict: these numbers decide whether alarms are
+    trusted. A client whose alarm is contradicted returns to its previous model. Retire unused models.
 3.  Run trials at clients whose error rose, that have no earlier error, or that another shared model serves better
     (`trials`). A trial raises an alarm if another shared model fits the new data better, or if the new data contradict
-    the old ones. An alarm is acted on if its evidence is overwhelming (`certain_z`), and from the third time step
-    on also if more past alarms paid than not (`TrackRecord`).
+    the old ones. An alarm is acted on if its evidence is overwhelming (`certain_z`). From the third time step on it
+    is also acted on if alarms are trusted (`TrackRecord`).
 4.  Update the clusters. A client whose alarm is acted on moves to the other shared model, or it is a founder: it gets
     a new shared model, alone or with other founders (`new_clusters`). Shared models that do not differ merge.
 5.  Train the shared models on their cells, as in Algorithm 1 of the paper. A client trains at most two trunks.
@@ -45,8 +45,9 @@ class AutoState(State):
     """State of FedDrift-Auto after a time step."""
 
     w: Clusters
-    good: float = 0.0  # number of alarms that paid
-    bad: float = 0.0  # number of alarms that did not pay
+    # Numbers of alarms that later data confirmed and contradicted, see `TrackRecord`.
+    confirmed: float = field(default=0.0, metadata={"former_name": "good"})
+    contradicted: float = field(default=0.0, metadata={"former_name": "bad"})
     # Gain of the tuned model, and of the tuned and own model, over the shared one.
     ensemble_gain: EnsembleGain = field(default=(0.0, 0.0), metadata={"former_name": "helped"})
     next_id: int = field(default=1, metadata={"former_name": "born"})
@@ -63,7 +64,7 @@ class Plan:
     """Decisions of a time step, before the clusters change."""
 
     alarmed: Bools  # [c], whether the trial raised an alarm
-    acted_on: Bools  # [c], whether the alarm is acted on
+    approved: Bools  # [c], whether the alarm is to be acted on; the new model of a founder may still be delayed
     reviewed_next: Bools  # [c], whether the next data review the trial
     assigned: Ints  # [c], position of the shared model that each client is assigned to; founders keep theirs for now
     founders: list[int]  # clients that need a new model
@@ -83,11 +84,12 @@ class FedDriftAuto:
     # Thresholds in standard errors.
     trial_rise_z: float = 1.0  # a client runs a trial if its error rose by more
     switch_z: float = 1.28  # a trial raises an alarm if another shared model is ahead by more
-    not_worse_z: float = (
-        -1.0
-    )  # a risen error is evidence, and a trial is reviewed, if the lead over `stay` is above this
-    outcome_z: float = 1.645  # an alarm paid, or did not, if the next data show a larger difference
-    certain_z: float = 4.0  # an alarm needs no trust if its lead is above this and the alternative halves the mistakes
+    # A risen error is evidence, and a trial without an alarm is reviewed, if the lead over `stay` is above this.
+    not_worse_z: float = -1.0
+    outcome_z: float = 1.645  # the next data confirm or contradict an alarm if they show a larger difference
+    # An alarm needs no trust if its lead is above this and the alternative halves the mistakes. A trial without an
+    # alarm counts as half a contradicted alarm if the next data show that its alternative is behind by more.
+    certain_z: float = 4.0
     share_model_z: float = 0.84  # founders share a model if none loses more than this by the candidate of another
     merge_z: float = 2.0  # models merge if they differ by at most this
 
@@ -133,13 +135,13 @@ class FedDriftAuto:
             "soft",
             events=clusters.events,
             drifted=plan.alarmed,
-            good=shared.track_record.good,
-            bad=shared.track_record.bad,
+            confirmed=shared.track_record.confirmed,
+            contradicted=shared.track_record.contradicted,
             ensemble_gain=gain,
             next_id=next_id,
             error=error,
             rows=np.where(updated, fed.counts[-1], state.rows),
-            previous_model=np.where(plan.acted_on & ~delayed, np.asarray(shared.models.ids)[shared.assigned], -1),
+            previous_model=np.where(plan.approved & ~delayed, np.asarray(shared.models.ids)[shared.assigned], -1),
             reviewed_next=plan.reviewed_next,
         )
 
@@ -154,7 +156,7 @@ class FedDriftAuto:
         clusters = Clustering(models, Clusters(state.w.model.copy(), len(ids)))
         every_model = np.repeat(np.arange(len(ids))[:, None, None], fed.n_clients, axis=1)
         mistakes = fed.contest(models, every_model)
-        record = TrackRecord(state.good, state.bad)
+        record = TrackRecord(state.confirmed, state.contradicted)
         return SharedModels(clusters, find_current_assignment(clusters.w), mistakes, record, state.ensemble_gain)
 
     def review_last_step(self, state: AutoState, shared: SharedModels, fed: Federation) -> SharedModels:
@@ -180,21 +182,21 @@ class FedDriftAuto:
         trial_of, trial_models = self.run_trials(state, shared, fed)
         alarms = trials.raise_alarms(trial_of, n_scored, self.false_discovery_rate, self.switch_z, self.not_worse_z)
         alarmed = np.isin(np.arange(n), alarms)
-        acted_on = np.zeros(n, dtype=bool)
+        approved = np.zeros(n, dtype=bool)
         assigned = shared.assigned.copy()
         founders = list[int]()
         events = list[Event]()
         for c in alarms:
             trial = trial_of[c]
             is_certain = trial.lead_z > self.certain_z and trial.halves_mistakes
-            acted_on[c] = is_certain or (shared.track_record.is_trusted and fed.tau > 1)
-            if acted_on[c] and not trial.prefers_other_model:
+            approved[c] = is_certain or (shared.track_record.is_trusted and fed.tau > 1)
+            if approved[c] and not trial.prefers_other_model:
                 founders.append(c)  # `update_clusters` adds the event: the new model may be delayed
                 continue
-            if acted_on[c]:
+            if approved[c]:
                 assigned[c] = shared.best[c]
             model_id = shared.models.ids[assigned[c]]
-            if acted_on[c]:
+            if approved[c]:
                 outcome = f"the client moves from model {shared.get_model_id(c)} to model {model_id}"
             elif fed.tau < 2:
                 outcome = f"{NOT_ACTED_ON}: no earlier alarm has been compared with later data yet"
@@ -205,7 +207,7 @@ class FedDriftAuto:
         reviewed_next = alarmed | np.isin(np.arange(n), not_worse)
         ids = [i for c in np.flatnonzero(reviewed_next) for i in get_trial_ids(STAY, c) + get_trial_ids(NEW, c)]
         kept = [private_models.select_by_id(models, ids) for models in trial_models] if ids else []
-        return Plan(alarmed, acted_on, reviewed_next, assigned, founders, trial_of, kept, events)
+        return Plan(alarmed, approved, reviewed_next, assigned, founders, trial_of, kept, events)
 
     def run_trials(
         self, state: AutoState, shared: SharedModels, fed: Federation

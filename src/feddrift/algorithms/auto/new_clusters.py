@@ -186,13 +186,14 @@ def merge_similar(
         previous: The clusters before this time step; only their models may merge.
         mistakes: Mistakes of the models in `previous` on the new data.
         assigned: [c], position of the model that the client's new data train, or -1 for a new one.
-        merge_z: Largest difference of models that merge, in standard errors of the error on a median client's new data.
+        merge_z: Largest difference of models that merge, in standard errors of the difference of two errors on as many
+            rows as the median client has.
         fed: The federation.
     """
     n = len(previous.models)
     if n < 2:
         return clusters
-    old_data = previous.assign_new_data(np.full(fed.n_clients, -1)).w
+    old_data = previous.assign_new_data(np.full(fed.n_clients, -1)).w  # no model is evaluated on the new data
     loss = fed.cross_evaluate(previous.models, old_data, "error")
     rows = fed.counts[-1]
     median_rows = float(np.median(rows[rows > 0])) if rows.any() else 1.0

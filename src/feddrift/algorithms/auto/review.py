@@ -32,18 +32,25 @@ VOTERS = {  # by ensemble size
 
 @dataclass(frozen=True)
 class TrackRecord:
-    """Numbers of alarms that paid and that did not."""
+    """Numbers of alarms that later data confirmed and contradicted; a trial without an alarm can count as half of one.
 
-    good: float  # number of alarms that paid
-    bad: float  # number of alarms that did not pay
+    >>> TrackRecord(0, 0).is_trusted, TrackRecord(5, 5.5).is_trusted, TrackRecord(5, 6).is_trusted
+    (True, True, False)
+    """
+
+    confirmed: float
+    contradicted: float
 
     @property
     def is_trusted(self) -> bool:
-        """True if the next alarm is more likely to pay than not: the mean of a beta distribution with prior (2, 1)."""
-        return (self.good + 2) / (self.good + self.bad + 3) > 0.5
+        """True if later data will more likely confirm than contradict the next alarm.
+
+        The probability is the mean of a beta distribution with prior (2, 1).
+        """
+        return (self.confirmed + 2) / (self.confirmed + self.contradicted + 3) > 0.5
 
     def __str__(self) -> str:
-        return f"so far, later data confirmed {self.good:g} alarms and contradicted {self.bad:g}"
+        return f"so far, later data confirmed {self.confirmed:g} alarms and contradicted {self.contradicted:g}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ def list_contestants(
         no alarm               its `stay` models                                                its `new` models
         not reviewed           its shared model                                                 its shared model
 
-    If the previous model no longer exists, its `stay` models replace it.
+    If the previous model no longer exists, its `stay` models replace it. An alarm that is not acted on is represented
+    by its `new` models, whatever alternative it preferred: only these and the `stay` models are kept.
 
     Args:
         models: All models of the last time step, shared and private.
@@ -150,7 +158,7 @@ def review_alarms(
     outcome_z: float,
     certain_z: float,
 ) -> tuple[SharedModels, list[Event]]:
-    """Count the alarms of the last time step that paid, and assign clients whose alarm did not to their previous model.
+    """Compare the alarms of the last time step with the new data, and return clients to their previous models.
 
     The lead of ALTERNATIVE over BASELINE on the new data decides, see `list_contestants`.
 
@@ -160,20 +168,19 @@ def review_alarms(
         reviewed: [c], whether the client's last trial is reviewed.
         alarmed: [c], whether that trial raised an alarm.
         previous_model: [c], id of the model that the client left because of the alarm, -1 if it left none.
-        outcome_z: An alarm paid if the alternative is ahead by more standard errors; it did not pay if the alternative
-            is behind by more.
-        certain_z: A trial without an alarm counts as half an alarm that did not pay, if its alternative is behind by
-            more standard errors.
+        outcome_z: An alarm is confirmed if the alternative is ahead by more standard errors; it is contradicted if the
+            alternative is behind by more.
+        certain_z: A trial without an alarm counts as half a contradicted alarm if its alternative is behind by more
+            standard errors.
 
     Returns:
-        The shared models with the new assignment and track record, and events: one with the numbers of alarms that paid
-        and that did not, if there were alarms, and one for each client that returns to its previous model.
+        The shared models with the new assignment and track record, and events: one with the numbers of confirmed and
+        contradicted alarms, if there were alarms, and one for each client that returns to its previous model.
     """
-    good = shared.track_record.good
-    bad = shared.track_record.bad
-    confirmed = 0
-    contradicted = 0
     n_alarms = 0
+    n_confirmed = 0
+    n_contradicted = 0
+    refuted_trials = 0.0  # trials without an alarm, each counted as half an alarm
     ids = shared.models.ids
     cells = shared.clustering.w.model.copy()
     assigned = shared.assigned.copy()
@@ -181,11 +188,11 @@ def review_alarms(
     for c in np.flatnonzero(reviewed & (result.rows > 0)):
         z = compute_lead_z(result.wrong[c], ALTERNATIVE, BASELINE)
         if not alarmed[c]:
-            bad += 0.5 * (z < -certain_z)
+            refuted_trials += 0.5 * (z < -certain_z)
             continue
         n_alarms += 1
-        confirmed += int(z > outcome_z)
-        contradicted += int(z < -outcome_z)
+        n_confirmed += int(z > outcome_z)
+        n_contradicted += int(z < -outcome_z)
         previous_id = int(previous_model[c])
         if z < -outcome_z and previous_id in ids:
             outcome = f"the new data contradict the alarm of the last time step ({format_p(-z)})"
@@ -194,10 +201,13 @@ def review_alarms(
             events.append(Event("decided", previous_id, {"clients": [int(c)], "reason": reason}))
     if n_alarms:
         reason = "the alarms of the last time step were compared with the new data"
-        numbers = {"alarms": n_alarms, "confirmed": confirmed, "contradicted": contradicted}
+        numbers = {"alarms": n_alarms, "confirmed": n_confirmed, "contradicted": n_contradicted}
         events.insert(0, Event("decided", ids[0], {"clients": [], "reason": reason, **numbers}))
     clusters = replace(shared.clustering, w=Clusters(cells, shared.clustering.w.n_models))
-    track_record = TrackRecord(float(good + confirmed), float(bad + contradicted))
+    track_record = TrackRecord(
+        shared.track_record.confirmed + n_confirmed,
+        shared.track_record.contradicted + refuted_trials + n_contradicted,
+    )
     return replace(shared, clustering=clusters, assigned=assigned, track_record=track_record), events
 
 

@@ -3,7 +3,8 @@
 In a trial a client trains three private models on one half of its new data. They are evaluated on the other half; then
 the halves are exchanged.
 
-    stay    starts from the shared model that the client is assigned to, and also trains on its old data of that model;
+    stay    starts from the shared model that the client is assigned to, and also trains on half of the client's old
+            data of that model;
     new     starts from the best shared model;
     fresh   starts from an untrained model.
 

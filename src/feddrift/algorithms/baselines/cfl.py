@@ -11,7 +11,7 @@ mean update so far, and eps_2 is six times eps_1. Clusters are never united.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class CflState(State):
     """State of CFL after a time step."""
 
     largest: float = 0.0  # length of the largest mean update of any cluster and round so far
-    born: int = 1  # number of ids used so far, which is the next free id
+    next_id: int = field(default=1, metadata={"former_name": "born"})
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CFL:
         assert isinstance(state, CflState)
         models = state.models
         largest = state.largest
-        next_id = state.born
+        next_id = state.next_id
         assigned = state.votes.argmax(axis=1)  # [c], position of the client's cluster
         events: list[Event] = []
         for round_number in range(fed.local.rounds):
@@ -83,7 +83,7 @@ class CFL:
                 models = _restart_models(models, m, next_id, fed)
                 next_id += 1
         w = self._assign_history(assigned, len(models), fed)
-        return CflState(models, w, votes=w[-1], events=tuple(events), largest=largest, born=next_id)
+        return CflState(models, w, votes=w[-1], events=tuple(events), largest=largest, next_id=next_id)
 
     def _assign_history(self, assigned: Ints, n_models: int, fed: Federation) -> Clusters:
         """Let all remembered data of a client train the cluster that it is assigned to now."""

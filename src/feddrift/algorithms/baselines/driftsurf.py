@@ -33,7 +33,7 @@ class SurfState(State):
     compared: Floats = field(  # [comparison, position], accuracies of both models in the reactive phase
         default_factory=lambda: np.zeros((0, 2))
     )
-    born: int = 1  # number of ids used so far, which is the next free id
+    next_id: int = field(default=1, metadata={"former_name": "born"})
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class DriftSurf:
         best = max(state.best, float(accuracy[PREDICTIVE]))
         models = state.models
         w = state.w
-        next_id = state.born
+        next_id = state.next_id
         reactive = state.reactive
         elapsed = state.elapsed
         compared = state.compared
@@ -122,7 +122,7 @@ class DriftSurf:
             reactive=reactive,
             elapsed=elapsed,
             compared=compared,
-            born=next_id,
+            next_id=next_id,
         )
 
     def _add_newest_data(self, w: Floats, fed: Federation) -> Floats:

@@ -26,7 +26,7 @@ class KueState(State):
 
     masks: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, *features], 1 for the features that m uses
     worst: int = 0  # position of the model that is replaced next, with `as_released`
-    born: int = 0  # number of ids used so far, which is the next free id
+    next_id: int = field(default=0, metadata={"former_name": "born"})
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class KUE:
         masks = np.stack([draw_mask(fed, k) for k in range(n)])
         votes = np.ones((fed.n_clients, n))
         return KueState(
-            _copy_initial_model(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, born=n
+            _copy_initial_model(fed, range(n)), np.zeros((0, *votes.shape)), votes, "soft", masks=masks, next_id=n
         )
 
     def step(self, state: State, fed: Federation) -> KueState:
         assert isinstance(state, KueState)
         models = replace(state.models, mask=None)
         masks = state.masks
-        next_id = state.born
+        next_id = state.next_id
         events: tuple[Event, ...] = ()
         if fed.tau and not fed.counts[-1].any():  # no client has new data: there is nothing to train or compare on
             return replace(state, w=self._weigh_newest_data(len(models), fed), events=())
@@ -103,7 +103,7 @@ class KUE:
             next_id += 1
         votes = np.tile(weights if weights.any() else np.ones(len(weights)), (fed.n_clients, 1))
         tested = replace(trained, mask=None) if self.as_released else trained
-        return KueState(tested, w, votes, "soft", events=events, masks=masks, worst=worst, born=next_id)
+        return KueState(tested, w, votes, "soft", events=events, masks=masks, worst=worst, next_id=next_id)
 
     def _weigh_newest_data(self, n_models: int, fed: Federation) -> Floats:
         """Return w, with which the newest data of every client train every model."""

@@ -36,7 +36,7 @@ class DriftState(State):
         default_factory=lambda: np.zeros(0, dtype=np.int64), metadata={"newcomer": 0}
     )
     newborn: tuple[int, ...] = ()  # ids of the models created in this step
-    born: int = 1  # number of ids used so far, which is the next free id
+    next_id: int = field(default=1, metadata={"former_name": "born"})
     waiting: tuple[int, ...] = ()  # ids of the models in quarantine
 
 

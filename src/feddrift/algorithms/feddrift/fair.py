@@ -98,7 +98,7 @@ class FairFedDrift(FedDrift):
             clusters.w,
             votes=clusters.w[-1],
             events=clusters.events,
-            born=state.born + len(founders),
+            next_id=state.next_id + len(founders),
             newborn=created.models.ids,
             previous=state.reference,
             levels=levels,

@@ -71,7 +71,7 @@ class FedDriftEager(DriftDetectionOptions):
             clusters.w,
             votes=clusters.w[-1],
             events=clusters.events,
-            born=state.born + len(groups),
+            next_id=state.next_id + len(groups),
             waiting=list_quarantined_models(self, state, created),
             **update_detection_fields(state, detected, fed.tau),
         )
@@ -112,7 +112,7 @@ class FedDrift(DriftDetectionOptions):
         if self.max_models is not None and self.max_models < n:
             raise ConfigError(f"first=each makes {n} models, one per client, but max_models is {self.max_models}")
         models = take(state.models, [0] * n, range(n))
-        return replace(state, models=models, w=clustering.create_empty_clusters(n, n), votes=np.eye(n), born=n)
+        return replace(state, models=models, w=clustering.create_empty_clusters(n, n), votes=np.eye(n), next_id=n)
 
     def step(self, state: State, fed: Federation) -> DriftState:
         assert isinstance(state, DriftState)
@@ -141,7 +141,7 @@ class FedDrift(DriftDetectionOptions):
             clusters.w,
             votes=clusters.w[-1],
             events=clusters.events,
-            born=state.born + len(groups),
+            next_id=state.next_id + len(groups),
             newborn=created.models.ids,
             previous=state.reference,
             waiting=list_quarantined_models(self, state, created),

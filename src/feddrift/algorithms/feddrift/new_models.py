@@ -91,7 +91,7 @@ def create_models(
         fed: The federation.
     """
     models = clusters.models
-    ids = list(range(state.born, state.born + len(groups)))
+    ids = list(range(state.next_id, state.next_id + len(groups)))
     parents = [int(detected.best[clients[0]]) for clients in groups]
     starts, trials = choose_starts(method, clusters, parents, groups, fed)
     shares_trunk = [start in SHARED_TRUNK_STARTS for start in starts]

@@ -67,15 +67,16 @@ def build_rollback_state(past: State, current: State) -> State:
     """Return the state from which the next time step starts: the models of the past one, at the current time.
 
     The data of the time steps between the two states train no model. Private models keep their current versions, which
-    only their clients have. If the states count the models (`born`), ids of later models are not used again.
+    only their clients have. If the states count the models (`next_id`), ids of later models are not used again.
     """
     state = add_skipped_steps(add_newcomers(past, len(current.votes)), len(current.w))
     models = current.models
     versions = {(i, c): version for i, c, version in zip(models.ids, models.owner, models.held, strict=True)}
     past_versions = zip(past.models.ids, past.models.owner, past.models.held, strict=True)
     held = tuple(versions.get((i, c), version) if c >= 0 else version for i, c, version in past_versions)
-    born = {"born": max(past.born, current.born)} if hasattr(past, "born") and hasattr(current, "born") else {}
-    return replace(state, models=replace(state.models, held=held), **born)
+    counts_models = hasattr(past, "next_id") and hasattr(current, "next_id")
+    counter = {"next_id": max(past.next_id, current.next_id)} if counts_models else {}
+    return replace(state, models=replace(state.models, held=held), **counter)
 
 
 def build_rollback_events(time: int, current: State, restored: State) -> tuple[Event, ...]:

@@ -115,6 +115,7 @@ class RobustWorker(WorkerProxy):
         self._apply_caps(cap_counts(worker.known.counts, worker.known.reachable))
 
     def save(self) -> Any:
+        # Names in stored checkpoints, which do not change.
         return {"bounded": self.known.counts, "heard": self.known.reachable, "behind": super().save()}
 
     def load(self, saved: Any) -> None:
