@@ -8,6 +8,7 @@ from typing import Any
 
 from feddrift import algorithms
 from feddrift.drift_explanation import MIN_ROWS_PER_TEST, rank_shift
+from feddrift.errors import format_count
 from feddrift.reports.labels import describe_shift, format_settings
 
 # Beginning of the reasons of all events of a rollback in records; the number of the time step follows.
@@ -40,6 +41,9 @@ def explain_event(event: Mapping[str, Any]) -> str:
 def format_event_line(event: Mapping[str, Any], clients: Sequence[str]) -> str:
     """Format an event as one line: the change of a model or the decision, the clients concerned, and the reason.
 
+    >>> cause = {"clients": [], "reason": "alarms were reviewed", "alarms": 3, "confirmed": 2, "contradicted": 0}
+    >>> format_event_line({"event": "decided", "model": 0, "cause": cause}, ["north", "south"])
+    'decision for all clients: alarms were reviewed; of 3 alarms, 2 confirmed and 0 contradicted'
     >>> cause = {"clients": [1], "reason": "goes back to model 0", "rows": 250}
     >>> format_event_line({"event": "decided", "model": 0, "cause": cause}, ["north", "south"])
     'decision for client south: goes back to model 0 (rows=250)'
@@ -131,6 +135,10 @@ def _describe_merge(model: int, cause: dict[str, Any]) -> list[str]:
 
 def _describe_decision(model: int, cause: dict[str, Any]) -> list[str]:
     """Return the reason of a decision, and round the other values of its cause."""
+    if _has_numbers(cause, "alarms", "confirmed", "contradicted"):
+        alarms, confirmed, contradicted = (cause.pop(key) for key in ("alarms", "confirmed", "contradicted"))
+        outcome = f"of {format_count(alarms, 'alarm')}, {confirmed} confirmed and {contradicted} contradicted"
+        return [*_describe_decision(model, cause), outcome]
     cause |= {key: f"{value:.4g}" for key, value in cause.items() if isinstance(value, float)}
     return _describe_reason(model, cause)
 

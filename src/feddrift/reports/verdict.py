@@ -12,6 +12,7 @@ import numpy as np
 
 from feddrift.algorithms import RECOMMENDED
 from feddrift.algorithms.feddrift.detection import NOT_ACTED_ON
+from feddrift.errors import format_count
 from feddrift.reports.labels import build_labels, find_common_settings, format_settings
 from feddrift.reports.summary import (
     Difference,
@@ -167,10 +168,14 @@ def _find_algorithm(contenders: Iterable[Contender], name: str) -> Contender | N
 
 
 def _sort_best_first(contenders: Iterable[Contender], score: Score) -> list[Contender]:
-    """Return the methods to compare with one shared model, the best first."""
+    """Return the methods to compare with one shared model, the best first; of equal ones the default method."""
     sign = -1 if score.higher_is_better else 1
     ranked = [contender for contender in contenders if contender.is_ranked]
-    return sorted(ranked, key=lambda contender: (np.isnan(contender.mean), sign * contender.mean))
+
+    def build_key(contender: Contender) -> tuple[bool, float, bool]:
+        return np.isnan(contender.mean), sign * contender.mean, contender.algorithm != RECOMMENDED
+
+    return sorted(ranked, key=build_key)
 
 
 def _find_lead(contenders: Sequence[Contender]) -> Contender | None:
@@ -209,7 +214,7 @@ def _compare_methods(contenders: Sequence[Contender], lead: Contender | None, sc
     clear = [(contender, gain) for contender, gain in known if gain.is_clear]
     best, gain = clear[0] if clear else known[0]
     others = [
-        f"{_name_method(c)} {_format_gain(g, score)}"
+        f"{_name_method(c)} {_format_gain(g, score)}{_note_clearly_less(best, c, g, score)}"
         for c, g in known
         if c is not best and (c.algorithm == FINE_TUNED or (lead and c.label == lead.label))
     ]
@@ -231,6 +236,14 @@ def _compare_methods(contenders: Sequence[Contender], lead: Contender | None, sc
     needed = gain.count_needed_seeds()
     advice = f"About {needed} seeds would be enough to tell." if needed and needed > gain.n_seeds else ""
     return " ".join(part for part in (text, in_addition, advice) if part)
+
+
+def _note_clearly_less(best: Contender, other: Contender, gain: Gain, score: Score) -> str:
+    """Return an addition to the gain of fine-tuning if it is clearly less than that of the best method."""
+    if other.algorithm != FINE_TUNED or not gain.is_clear:
+        return ""
+    advantage = _compute_gain(best, other, score)
+    return ", clearly less" if advantage is not None and advantage.is_clear else ""
 
 
 def _capitalise(sentence: str) -> str:
@@ -273,17 +286,23 @@ def _describe_alarms(lead: Contender) -> str:
     over = f" in {len(lead.runs)} runs" if len(lead.runs) > 1 else ""
     if not counts.raised:
         return f"{lead.label} raised no alarm{over}."
-    parts = [f"{lead.label} raised {_count(counts.raised, 'alarm')}{over}"]
+    parts = [f"{lead.label} raised {format_count(counts.raised, 'alarm')}{over}"]
     if counts.acted_on == counts.raised:
         parts.append("acted on all of them" if counts.raised > 1 else "acted on it")
     else:
         parts.append(f"acted on {counts.acted_on or 'none'} of them" if counts.raised > 1 else "did not act on it")
     sentence = " and ".join(parts)
-    if counts.reviewed:
+    if counts.confirmed or counts.contradicted:
         sentence += f"; later data confirmed {counts.confirmed} and contradicted {counts.contradicted}"
+    elif counts.reviewed:
+        sentence += f"; later data neither confirmed nor contradicted {'it' if counts.raised == 1 else 'any'}"
     if counts.common:
-        cause = "has a cause" if counts.common == 1 else "have a cause"
-        sentence += f". {counts.common} of the alarms {cause} that is common to most clients, such as a season"
+        subject = (
+            "It has" if counts.raised == 1 else f"{counts.common} of them {'has' if counts.common == 1 else 'have'}"
+        )
+        if counts.common == counts.raised > 1:
+            subject = "All of them have"
+        sentence += f". {subject} a cause that is common to most clients, such as a season"
     return f"{sentence}."
 
 
@@ -350,7 +369,10 @@ def _compare_with_majority(best: Contender, contenders: Sequence[Contender]) -> 
     )
     score = _find_separating_score(contenders)
     if score is None:
-        return f"{sentence}."
+        one_model = _find_algorithm(contenders, ONE_MODEL)
+        gain = None if one_model is None else _compute_gain(best, one_model, ACCURACY)
+        is_noise = gain is not None and gain.low is not None and not gain.is_clear
+        return sentence + ("; no other score separates the methods." if is_noise else ".")
     return f"{sentence}; {score.title} separates the methods better (`feddrift report DIR --score {score.name}`)."
 
 
@@ -399,7 +421,3 @@ def _choose_digits(gain: Gain) -> int:
     if gain.low is None or gain.high is None:
         return 1
     return 2 if gain.high - gain.low < 0.2 or min(abs(gain.low), abs(gain.high)) < 0.1 else 1
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'s' * (n != 1)}"

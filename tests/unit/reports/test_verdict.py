@@ -39,7 +39,7 @@ def test_a_clear_gain_names_the_interval_and_fine_tuning(tmp_path: Path) -> None
     (text,) = find_verdicts(write_runs(tmp_path, runs))
     assert text == (
         "FedDrift gains 10.0 points [7.5, 12.5] over one shared model (Oblivious). Fine-tuning alone (FineTuned) gains "
-        f"4.3 points [0.5, 8.1]. {NO_ALARMS} in 3 runs."
+        f"4.3 points [0.5, 8.1], clearly less. {NO_ALARMS} in 3 runs."
     )
 
 
@@ -135,7 +135,11 @@ def test_alarms_with_a_common_cause_are_counted(tmp_path: Path) -> None:
     run = write_alarm_run(tmp_path, [[False, False], [True, True]], shifts=[[None, None], [common, own]])
     assert find_common_alarms(run) == [(1, 0)]
     (text,) = find_verdicts([run])
-    assert text.endswith("1 of the alarms has a cause that is common to most clients, such as a season.")
+    assert text.endswith("1 of them has a cause that is common to most clients, such as a season.")
+    run = write_alarm_run(tmp_path / "all", [[False, False], [True, True]], shifts=[[None, None], [common, common]])
+    assert find_verdicts([run])[0].endswith(
+        "All of them have a cause that is common to most clients, such as a season."
+    )
 
 
 def test_accuracy_near_the_majority_class_names_a_score_that_separates(tmp_path: Path) -> None:
@@ -151,6 +155,12 @@ def test_accuracy_near_the_majority_class_names_a_score_that_separates(tmp_path:
         "The accuracy of FedDrift (80.6 %) is close to that of always naming each client's most frequent class "
         "(80.0 %); AUC separates the methods better (`feddrift report DIR --score auc`)."
     )
+
+
+def test_near_the_majority_class_it_says_that_no_score_separates(tmp_path: Path) -> None:
+    runs = {"FedDrift": (0.80, 0.81, 0.80), "Oblivious": (0.81, 0.80, 0.80)}
+    (text,) = find_verdicts(write_runs(tmp_path, runs, majority=[[0.8] * 2] * 2))
+    assert text.endswith("most frequent class (80.0 %); no other score separates the methods.")
 
 
 def test_a_method_below_the_majority_class_is_named(tmp_path: Path) -> None:

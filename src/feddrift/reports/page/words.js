@@ -78,10 +78,11 @@ function describeAlarms(run, stream, named) {
         (others && names ? `; the ${others === 1 ? "other alarm" : "other alarms"}${names}.` : "."),
     );
   }
-  if (reviewed)
+  if (confirmed || contradicted)
     sentences.push(
       `Later data confirmed ${confirmed.toLocaleString("en")} and contradicted ${contradicted.toLocaleString("en")}.`,
     );
+  else if (reviewed) sentences.push(`Later data neither confirmed nor contradicted ${one ? "it" : "any"}.`);
   return sentences;
 }
 
@@ -257,7 +258,8 @@ function spark(maps, c, width = 150, height = 22) {
 function reasons(maps, t, c, numbers = true) {
   const k = maps.at(t, c),
     model = maps.cells.model[k],
-    lines = [];
+    lines = [],
+    general = []; // decisions for all clients come last
   const before = t ? maps.cells.model[maps.at(t - 1, c)] : null;
   const events = maps.run.events.filter((e) => e.t === t),
     mine = events.filter((e) => (e.clients ? e.clients.includes(c) : e.model === model)),
@@ -266,7 +268,7 @@ function reasons(maps, t, c, numbers = true) {
   for (const e of events) {
     const about = e === alarm ? "Alarm" : { created: `New model ${e.model}`, decided: "Decision" }[e.kind];
     if (about && mine.includes(e)) lines.push(`${about}: ${e.why}.`);
-    if (forAll(e)) lines.push(`Decision for all clients: ${e.why}.`);
+    if (forAll(e)) general.push(`Decision for all clients: ${e.why}.`);
     if (e.kind === "merged" && e.model === before) lines.push(sentence(e.why));
   }
   const isNew = events.some((e) => e.kind === "created" && e.model === model);
@@ -274,7 +276,7 @@ function reasons(maps, t, c, numbers = true) {
   lines.push(...shiftsOf(maps.run, t, c));
   if (maps.switches.has(k) && !isNew)
     lines.push(`Moved from model ${before} to the existing model ${model}${numbers ? numbersOf(maps, t, c) : ""}.`);
-  return lines;
+  return [...lines, ...general];
 }
 
 // Scores on a client's new data at time t: `old`, the test of its previous model; `now`, the score of its current model
