@@ -50,7 +50,8 @@ class TrackRecord:
         return (self.confirmed + 2) / (self.confirmed + self.contradicted + 3) > 0.5
 
     def __str__(self) -> str:
-        return f"so far, later data confirmed {self.confirmed:g} alarms and contradicted {self.contradicted:g}"
+        noun = "alarm" if self.confirmed == 1 else "alarms"
+        return f"so far, later data confirmed {self.confirmed:g} {noun} and contradicted {self.contradicted:g}"
 
 
 @dataclass(frozen=True)

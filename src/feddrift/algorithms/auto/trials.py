@@ -55,8 +55,9 @@ class Trial:
     def describe(self, not_worse_z: float) -> str:
         """Return the evidence as a sentence for an event."""
         other = "another shared model" if self.prefers_other_model else "a model of the new data alone"
+        verb = "is" if self.won == 1 else "are"
         counts = (
-            f"of {self.rows} new rows, {self.won} are predicted correctly only by {other}, "
+            f"of {self.rows} new rows, {self.won} {verb} predicted correctly only by {other}, "
             f"{self.lost} only by a model of old and new data"
         )
         evidence_z = self.lead_z if self.prefers_other_model else self.compute_evidence_z(not_worse_z)
