@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
@@ -104,27 +104,33 @@ def choose_reporting_clients(alarmed: Sequence[int], with_data: Iterable[int]) -
     return sorted([*alarmed, *(others[k] for k in _sample_evenly(len(others), MAX_OTHER_CLIENTS))])
 
 
-def mark_common_shifts(reports: Mapping[int, Shifts], alarmed: Sequence[int]) -> dict[int, Shifts]:
+def mark_common_shifts(reports: Mapping[int, Shifts], alarmed: Sequence[int], n_others: int) -> dict[int, Shifts]:
     """Mark changes that most other clients report too, and select the changes to name.
 
     A client is compared with the clients whose earlier cell is of the same time step, and which have enough rows in
-    both cells.
+    both cells. The clients without an alarm are a sample if there are many: each of them then counts for several.
 
     Args:
         reports: By client: the changes that it reported.
         alarmed: The clients with an alarm.
+        n_others: The number of clients with data and without an alarm; `choose_reporting_clients` samples them.
 
     Returns:
         By client: the named changes of the alarmed clients that reported, those that are not common first.
     """
-    doubled_distances = defaultdict[Any, list[float]](list)
-    n_comparable = Counter[int]()
-    for report in reports.values():
-        n_comparable[report.since] += min(report.rows) >= MIN_ROWS_PER_TEST
+    with_alarm = set(alarmed)
+    other_weight = max(1.0, n_others / MAX_OTHER_CLIENTS)
+    n_comparable = defaultdict[int, float](float)  # by time of the earlier cell, estimated over all clients
+    doubled_distances = defaultdict[Any, list[float]](list)  # of clients with an alarm
+    other_distances = defaultdict[Any, list[float]](list)  # doubled as well
+    for c, report in reports.items():
+        weight = 1.0 if c in with_alarm else other_weight
+        n_comparable[report.since] += weight * (min(report.rows) >= MIN_ROWS_PER_TEST)
         for shift in report.moved:
-            doubled_distances[report.since, _get_change(shift)].append(2 * shift.distance)
-    for distances in doubled_distances.values():
-        distances.sort()  # for a binary search: many clients may raise an alarm at the same time
+            distances = doubled_distances if c in with_alarm else other_distances
+            distances[report.since, _get_change(shift)].append(2 * shift.distance)
+    for values in (*doubled_distances.values(), *other_distances.values()):
+        values.sort()  # for a binary search: many clients may raise an alarm at the same time
     result = {}
     for c in alarmed:
         if c not in reports:
@@ -132,11 +138,17 @@ def mark_common_shifts(reports: Mapping[int, Shifts], alarmed: Sequence[int]) ->
         own = reports[c]
         marked = []
         for shift in own.moved:
-            doubled = doubled_distances[own.since, _get_change(shift)]
-            n_similar = len(doubled) - bisect_left(doubled, shift.distance) - 1  # without the client itself
+            key = own.since, _get_change(shift)
+            n_alarmed = _count_at_least(doubled_distances[key], shift.distance) - 1  # without the client itself
+            n_similar = n_alarmed + other_weight * _count_at_least(other_distances[key], shift.distance)
             marked.append(replace(shift, common=2 * n_similar > n_comparable[own.since] - 1))
         result[c] = _limit_named_shifts(replace(own, moved=tuple(marked)))
     return result
+
+
+def _count_at_least(values: Sequence[float], limit: float) -> int:
+    """Return the number of sorted values that are not below the limit."""
+    return len(values) - bisect_left(values, limit)
 
 
 def rank_shift(what: str, within: str | None, common: bool) -> tuple[bool, int]:

@@ -46,7 +46,7 @@ def find_moves(before: Any, after: Any, **fields: Any) -> Shifts:
     stream = replace(Stream.from_arrays([[before], [after], [after]], n_classes=2), **fields)
     found = find_shifts(stream, 1, 0, stream.counts[:, 0])
     assert found is not None
-    return mark_common_shifts({0: found}, [0])[0]
+    return mark_common_shifts({0: found}, [0], 0)[0]
 
 
 def test_distances_are_those_of_kolmogorov_and_smirnov() -> None:
@@ -179,7 +179,8 @@ def find_client_shifts(*cells: tuple[Any, Any], alarmed: int = 0) -> Shifts:
     columns = [[of_client[t] for of_client in cells] for t in (0, 1, 1)]
     stream = replace(Stream.from_arrays(columns, n_classes=2), columns=("warmth", "wind"), classes=("no", "yes"))
     answers = {c: find_shifts(stream, 1, c, stream.counts[:, c]) for c in range(len(cells))}
-    return mark_common_shifts({c: answer for c, answer in answers.items() if answer is not None}, [alarmed])[alarmed]
+    reports = {c: answer for c, answer in answers.items() if answer is not None}
+    return mark_common_shifts(reports, [alarmed], len(cells) - 1)[alarmed]
 
 
 def test_changes_of_most_clients_are_listed_last_and_marked() -> None:
@@ -229,7 +230,7 @@ def test_a_move_is_common_where_most_others_moved_half_as_far() -> None:
         since, up, distance = int(draw.integers(2)), bool(draw.random() < 0.9), float(draw.integers(1, 9) / 8)
         shift = Shift("mean", "x", 0.0, 1.0 if up else -1.0, distance)
         answers[c] = Shifts(since, (50, 50 if c % 7 else 5), (shift,) if c % 5 else ())
-    marked = mark_common_shifts(answers, list(answers))
+    marked = mark_common_shifts(answers, list(answers), 0)
     for c, own in answers.items():
         for shift in own.moved:
             others = [other for k, other in answers.items() if k != c and other.since == own.since]
@@ -239,6 +240,21 @@ def test_a_move_is_common_where_most_others_moved_half_as_far() -> None:
             comparable = sum(min(other.rows) >= 10 for other in [*others, own]) - 1
             assert marked[c].moved == (replace(shift, common=2 * alike > comparable),)
     assert {shift.common for own in marked.values() for shift in own.moved} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("n_others", "n_moved", "is_common"), [(900, 0, False), (900, 8, False), (900, 11, True), (20, 1, True)]
+)
+def test_a_sample_of_the_others_counts_for_all_of_them(n_others: int, n_moved: int, is_common: bool) -> None:
+    """Of a thousand clients, 100 raise an alarm at once: their own changes are not those of most clients."""
+    moved = Shifts(0, (50, 50), (Shift("mean", "x", 0.0, 1.0, 0.5),))
+    alarmed = list(range(100))
+    sampled = range(100, 120)
+    reports = {
+        c: moved if c in alarmed or c < 100 + n_moved else replace(moved, moved=()) for c in (*alarmed, *sampled)
+    }
+    marked = mark_common_shifts(reports, alarmed, n_others)
+    assert {shift.common for own in marked.values() for shift in own.moved} == {is_common}
 
 
 def test_labels_that_swap_in_a_season_are_explained_within_a_class() -> None:
@@ -261,7 +277,7 @@ def test_inputs_that_moved_here_only_are_not_crowded_out() -> None:
     cells[0][1][:, 4] += 0.8
     stream = Stream.from_arrays([[(pair[t], y) for pair in cells] for t in (0, 1, 1)], n_classes=2)
     answers = {c: found for c in range(4) if (found := find_shifts(stream, 1, c, stream.counts[:, c]))}
-    here = mark_common_shifts(answers, [0])[0]
+    here = mark_common_shifts(answers, [0], 3)[0]
     assert here.moved[0].name == "input 4" and [s.common for s in here.moved] == [False, True, True]
     assert here.more == 2 and explain_alarm(here.to_dict(), 1).endswith("; 2 inputs more")
 

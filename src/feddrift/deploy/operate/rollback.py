@@ -74,8 +74,8 @@ def build_rollback_state(past: State, current: State) -> State:
     versions = {(i, c): version for i, c, version in zip(models.ids, models.owner, models.held, strict=True)}
     past_versions = zip(past.models.ids, past.models.owner, past.models.held, strict=True)
     held = tuple(versions.get((i, c), version) if c >= 0 else version for i, c, version in past_versions)
-    counts_models = hasattr(past, "next_id") and hasattr(current, "next_id")
-    counter = {"next_id": max(past.next_id, current.next_id)} if counts_models else {}
+    next_ids = [state.next_id for state in (past, current) if hasattr(state, "next_id")]
+    counter = {"next_id": max(next_ids)} if hasattr(past, "next_id") else {}
     return replace(state, models=replace(state.models, held=held), **counter)
 
 

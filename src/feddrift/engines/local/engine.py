@@ -296,7 +296,9 @@ class InProcess(Engine):
 
     def shifts(self, tau: int, clients: Sequence[int]) -> Mapping[int, Shifts]:
         counts = np.where(self.reachable, self.stream.counts[:-1], 0)
-        compared = choose_reporting_clients(clients, np.flatnonzero(counts[tau]).tolist())
+        have_data = np.flatnonzero(counts[tau]).tolist()
+        compared = choose_reporting_clients(clients, have_data)
+        n_others = len(set(have_data) - set(clients))
         values_per_cell = counts[tau].max() * math.prod(self.stream.features)
 
         def compare(c: int) -> Shifts | None:
@@ -307,7 +309,7 @@ class InProcess(Engine):
         else:
             with ThreadPoolExecutor() as pool:  # NumPy releases the interpreter lock while it sorts
                 shifts = dict(zip(compared, pool.map(compare, compared), strict=True))
-        return mark_common_shifts({c: shift for c, shift in shifts.items() if shift is not None}, clients)
+        return mark_common_shifts({c: shift for c, shift in shifts.items() if shift is not None}, clients, n_others)
 
 
 def find_distinct_members(teams: Ints) -> Ints:

@@ -116,7 +116,8 @@ class Flower(ClientConnection, Engine):
             {c: (Explain(), {}) for c in choose_reporting_clients(clients, have_data)} if self.explain else {}
         )
         replies = self.send_requests(tau, requests, lambda _, body, __: read_shifts(body, tau))
-        return mark_common_shifts({c: shifts for c, shifts in replies.items() if shifts is not None}, clients)
+        n_others = len(set(have_data) - set(clients))
+        return mark_common_shifts({c: shifts for c, shifts in replies.items() if shifts is not None}, clients, n_others)
 
     def lost_private(self) -> list[tuple[int, int]]:
         lost = sorted(self._lost)
