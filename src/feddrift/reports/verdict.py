@@ -243,7 +243,7 @@ def _note_clearly_less(best: Contender, other: Contender, gain: Gain, score: Sco
     if other.algorithm != FINE_TUNED or not gain.is_clear:
         return ""
     advantage = _compute_gain(best, other, score)
-    return ", clearly less" if advantage is not None and advantage.is_clear else ""
+    return f", clearly less than {best.label}" if advantage is not None and advantage.is_clear else ""
 
 
 def _capitalise(sentence: str) -> str:
@@ -405,6 +405,8 @@ def _format_gain(gain: Gain, score: Score) -> str:
     """Format a gain with its interval: "gains 7.6 points [7.1, 8.1]"; also a loss, or a difference within noise."""
     digits = _choose_digits(gain) if score.share else 4
     unit = " points" if score.share else f" of {score.title}"
+    if gain.low == gain.mean == gain.high == 0:
+        return "is equal in every run"
     is_loss = gain.is_clear_loss or (gain.low is None and gain.mean < 0)
     is_clear = gain.is_clear or gain.low is None or is_loss
     sign = -1 if is_loss else 1

@@ -39,7 +39,7 @@ def test_a_clear_gain_names_the_interval_and_fine_tuning(tmp_path: Path) -> None
     (text,) = find_verdicts(write_runs(tmp_path, runs))
     assert text == (
         "FedDrift gains 10.0 points [7.5, 12.5] over one shared model (Oblivious). Fine-tuning alone (FineTuned) gains "
-        f"4.3 points [0.5, 8.1], clearly less. {NO_ALARMS} in 3 runs."
+        f"4.3 points [0.5, 8.1], clearly less than FedDrift. {NO_ALARMS} in 3 runs."
     )
 
 
@@ -48,6 +48,12 @@ def test_differences_within_noise_are_no_gain(tmp_path: Path) -> None:
     (text,) = find_verdicts(write_runs(tmp_path, runs))
     assert text.startswith("No method beats one shared model (Oblivious) by more than noise here: the best, FedDrift, ")
     assert "differs by 0.7 points [-3.1, 4.5]" in text and "About 23 seeds would be enough to tell." in text
+
+
+def test_a_method_that_never_differs_from_one_shared_model_is_equal(tmp_path: Path) -> None:
+    (text,) = find_verdicts(write_runs(tmp_path, {"FedDrift": (0.7, 0.72), "Oblivious": (0.7, 0.72)}))
+    assert text.startswith("No method beats one shared model (Oblivious) by more than noise here: the best, FedDrift, is ")
+    assert "is equal in every run" in text and "would be enough" not in text
 
 
 def test_one_shared_model_can_be_best(tmp_path: Path) -> None:
