@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -16,6 +18,8 @@ if not out.is_terminal and "COLUMNS" not in os.environ:
     out = Console(width=160, emoji=False)  # a pipe or a file has no width
 err = Console(stderr=True, emoji=False)
 
+INTERVAL_PATTERN = re.compile(r"\[-?[0-9.]+, -?[0-9.]+\]")
+
 # The base class of all errors in options and arguments, with a method format_message(). It is found through a subclass,
 # because typer has its own copy of click from version 0.26 on, and exports this class only from 0.28 on.
 CommandLineError: type[Any] = next(
@@ -26,6 +30,14 @@ CommandLineError: type[Any] = next(
 def print_line(text: str) -> None:
     """Print plain text to stdout; only a terminal wraps it, between words."""
     out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
+
+
+def print_verdicts(verdicts: Sequence[str]) -> None:
+    """Print verdicts, and the meaning of the intervals in them."""
+    for verdict in verdicts:
+        print_line(f"{verdict}\n")
+    if any(INTERVAL_PATTERN.search(verdict) for verdict in verdicts):
+        print_line("Numbers in brackets are 95 % intervals over seeds.\n")
 
 
 def print_to_stderr(sentence: str) -> None:

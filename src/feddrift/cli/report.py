@@ -15,7 +15,7 @@ import typer
 
 from feddrift import api
 from feddrift.cli import console
-from feddrift.cli.console import handle_stop_signals, print_line, print_to_stderr
+from feddrift.cli.console import handle_stop_signals, print_line, print_to_stderr, print_verdicts
 from feddrift.errors import ConfigError, DataError
 from feddrift.reports import metrics, page, paper, tables, trackers
 from feddrift.reports.caveats import find_caveats
@@ -162,8 +162,7 @@ def report_records(  # noqa: C901
         for k, table in enumerate(tables.build_metrics_tables(summaries, numbers, chosen_score)):
             console.out.print(*[""] * bool(k), table, sep="\n")
     else:
-        for verdict in find_verdicts(records):
-            print_line(f"{verdict}\n")
+        print_verdicts(find_verdicts(records))
         console.out.print(tables.build_summary_table(summaries, gaps, published, chosen_score))
         flags = [flag for cell in published if cell for flag in cell.within.values() if flag is not None]
         if flags:

@@ -138,7 +138,8 @@ def run_algorithms(
         return
     runs = _prepare_runs(configs, first, out_dir, checkpoint_every)
     del first  # the runs hold it as long as they need it
-    _execute_runs(runs, len(configs))
+    paths = _execute_runs(runs, [f"{config.algorithm} seed {config.seed}" for config in configs])
+    _print_results(paths)
     print_line(f"records in {out_dir}")
 
 
@@ -209,10 +210,11 @@ def _continue_runs(checkpoint_folders: Sequence[Path], load_run: Callable[[Path]
     Raises:
         typer.Exit: A run failed; its error has been printed.
     """
+    paths = list[Path]()
     runs_by_error: dict[str, list[str]] = {}
     for folder in checkpoint_folders:
         try:
-            _execute_runs([load_run(folder)], 1)
+            paths += _execute_runs([load_run(folder)])
             continue
         except FeddriftError as error:
             message = str(error)
@@ -225,14 +227,24 @@ def _continue_runs(checkpoint_folders: Sequence[Path], load_run: Callable[[Path]
     for first, *others in runs_by_error.values():
         if others:
             print_error(f"the error of {first} also occurred in {join_first(others)}")
+    if paths:
+        _print_results(paths)
     if runs_by_error:
         raise typer.Exit(1)
 
 
-def _execute_runs(runs: Iterable[RecordedRun], n_runs: int) -> None:
-    """Execute runs one after the other, show each time step, and print a summary at the end."""
-    paths = []
-    progress = ProgressTable(n_runs)
+def _execute_runs(runs: Iterable[RecordedRun], names: Sequence[str] = ()) -> list[Path]:
+    """Execute runs one after the other, and show each time step.
+
+    Args:
+        runs: The runs.
+        names: Algorithm and seed of all runs, also of those that are prepared later; empty: there is one run.
+
+    Returns:
+        The records.
+    """
+    paths = list[Path]()
+    progress = ProgressTable(len(names) or 1)
     simulator_log = logging.getLogger("feddrift.engines.simulator.simulator")
     simulator_log.setLevel(logging.INFO)  # logs why the first time steps may take longer
     try:
@@ -254,15 +266,25 @@ def _execute_runs(runs: Iterable[RecordedRun], n_runs: int) -> None:
                 paths.append(recorded.path)
     except KeyboardInterrupt:
         if progress.runs:
-            n_not_begun = n_runs - len(progress.runs)
+            begun = {run.name for run in progress.runs}
+            not_begun = [other for other in names if other not in begun]
             print_to_stderr(
                 f"`feddrift resume {shlex.quote(str(recorded.out))}` continues {name}"
-                + (f"; {n_not_begun} more of this command had not begun" if n_not_begun else "")
+                + (f". Not begun yet, so run them again: {join_first(not_begun)}" if not_begun else "")
             )
         raise
-    records = [record.read(path) for path in paths]
-    for verdict in find_verdicts(records):
-        print_line(f"{verdict}\n")
+    return paths
+
+
+def _print_results(paths: Sequence[Path]) -> None:
+    """Print verdict and summary of these records, beside finished runs on the same data in the same folders."""
+    own = [record.read(path) for path in paths]
+    others = record.read_beside(paths, [run.header for run in own])
+    if others:
+        runs = "1 finished run" if len(others) == 1 else f"{len(others)} finished runs"
+        print_line(f"compared with {runs} on the same data in {join_first(sorted({str(p.parent) for p in paths}))}")
+    records = [*others, *own]
+    console.print_verdicts(find_verdicts(records))
     console.out.print(tables.build_summary_table(summarise(records)))
     for sentence in find_caveats(records):
         print_line(sentence)

@@ -18,6 +18,7 @@ from feddrift.reports.summary import (
     Difference,
     average_cells,
     compute_difference,
+    compute_interval,
     get_start_time,
     list_configurations,
     summarise_run,
@@ -144,10 +145,10 @@ def _write_verdict(groups: Sequence[Group]) -> str:
     contenders = [Contender(group, label) for group, label in zip(groups, labels, strict=True)]
     lead = _find_lead(contenders)
     compared = _select_common_seeds(contenders, lead)
-    sentences = [_compare_methods(compared, lead, score), _describe_alarms(lead) if lead else ""]
-    ranked = _sort_best_first(compared, score)
-    if ranked:
-        sentences.append(_compare_with_majority(ranked[0], compared))
+    comparison = _compare_methods(compared, lead, score)
+    alarms = _describe_alarms(lead) if lead else ""
+    majority, nothing_is_learned = _compare_with_majority(compared)
+    sentences = [majority, comparison, alarms] if nothing_is_learned else [comparison, alarms, majority]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -197,7 +198,7 @@ def _compare_methods(contenders: Sequence[Contender], lead: Contender | None, sc
     ranked = _sort_best_first(contenders, score)
     one_model = _find_algorithm(contenders, ONE_MODEL)
     if not ranked:
-        return f"Only baselines were run: add the default method, {RECOMMENDED}."
+        return f"Only baselines were run: add `--algorithm {RECOMMENDED}`, the default method."
     if one_model is None:
         return _compare_without_one_model(ranked, score)
     gains = [(contender, _compute_gain(contender, one_model, score)) for contender in ranked]
@@ -229,13 +230,19 @@ def _compare_methods(contenders: Sequence[Contender], lead: Contender | None, sc
             f"{_format_gain(gain, score)}."
         )
         return f"{text} {in_addition}".rstrip()
+    if gain.mean <= 0:
+        text = (
+            f"One shared model ({ONE_MODEL}) is enough here: {best.label}, the best of the other methods, "
+            f"{_format_gain(gain, score)}."
+        )
+        return f"{text} {in_addition}".rstrip()
     text = (
         f"No method beats one shared model ({ONE_MODEL}) by more than noise here: the best, {best.label}, "
         f"{_format_gain(gain, score)}."
     )
     needed = gain.count_needed_seeds()
-    advice = f"About {needed} seeds would be enough to tell." if needed and needed > gain.n_seeds else ""
-    return " ".join(part for part in (text, in_addition, advice) if part)
+    advice = f"About {needed} seeds would be enough to tell whether {best.label} is better."
+    return " ".join(part for part in (text, in_addition, advice if needed and needed > gain.n_seeds else "") if part)
 
 
 def _note_clearly_less(best: Contender, other: Contender, gain: Gain, score: Score) -> str:
@@ -255,7 +262,8 @@ def _compare_without_one_model(ranked: Sequence[Contender], score: Score) -> str
     best, *others = ranked
     advice = f"add `--algorithm {ONE_MODEL}` to learn whether one shared model does as well"
     if not others:
-        return f"Nothing to compare {best.label} with: {advice}, and `--algorithm {FINE_TUNED}` for fine-tuning."
+        fine_tuning = "" if best.algorithm == FINE_TUNED else f", and `--algorithm {FINE_TUNED}` for fine-tuning"
+        return f"Nothing to compare {best.label} with: {advice}{fine_tuning}."
     gain = _compute_gain(best, others[0], score)
     if gain is None or gain.low is None:
         return f"One seed is not enough to tell which method is best: run {SUGGESTED_SEEDS} seeds, and {advice}."
@@ -265,7 +273,8 @@ def _compare_without_one_model(ranked: Sequence[Contender], score: Score) -> str
 
 
 def _name_method(contender: Contender) -> str:
-    return f"fine-tuning alone ({FINE_TUNED})" if contender.algorithm == FINE_TUNED else contender.label
+    names = {FINE_TUNED: f"fine-tuning alone ({FINE_TUNED})", ONE_MODEL: f"one shared model ({ONE_MODEL})"}
+    return names.get(contender.algorithm, contender.label)
 
 
 def _list_equals(best: Contender, ranked: Sequence[Contender], score: Score) -> str:
@@ -293,16 +302,17 @@ def _describe_alarms(lead: Contender) -> str:
         parts.append(f"acted on {counts.acted_on or 'none'} of them" if counts.raised > 1 else "did not act on it")
     sentence = " and ".join(parts)
     if counts.confirmed or counts.contradicted:
-        sentence += f"; later data confirmed {counts.confirmed} and contradicted {counts.contradicted}"
+        undecided = counts.reviewed - counts.confirmed - counts.contradicted
+        contradicted = f"contradicted {counts.contradicted}"
+        outcome = f", {contradicted} and left {undecided} undecided" if undecided > 0 else f" and {contradicted}"
+        sentence += f"; later data confirmed {counts.confirmed}{outcome}"
     elif counts.reviewed:
         sentence += f"; later data neither confirmed nor contradicted {'it' if counts.raised == 1 else 'any'}"
     if counts.common:
-        subject = (
-            "It has" if counts.raised == 1 else f"{counts.common} of them {'has' if counts.common == 1 else 'have'}"
-        )
+        which = "this alarm" if counts.raised == 1 else f"{counts.common} of them"
         if counts.common == counts.raised > 1:
-            subject = "All of them have"
-        sentence += f". {subject} a cause that is common to most clients, such as a season"
+            which = "all of them"
+        sentence += f". At {which} the data changed as at most clients, for example with a season"
     return f"{sentence}."
 
 
@@ -315,7 +325,7 @@ class AlarmCounts:
     reviewed: int  # by methods that compare alarms with later data
     confirmed: int
     contradicted: int
-    common: int  # all changes of the client's data are common to most clients
+    common: int  # the client's data changed as at most clients; whether the rule changed too is not tested there
 
     @classmethod
     def of(cls, runs: Iterable[Record]) -> AlarmCounts:
@@ -349,31 +359,52 @@ def find_common_alarms(run: Record) -> list[tuple[int, int]]:
     ]
 
 
-def _compare_with_majority(best: Contender, contenders: Sequence[Contender]) -> str:
-    """Return a sentence if the best method is hardly better than predicting each client's most frequent class."""
+def _compare_with_majority(contenders: Sequence[Contender]) -> tuple[str, bool]:
+    """Compare the best method or one shared model with the prediction of each client's most frequent class.
+
+    Returns:
+        A sentence, or "" if the accuracy is clearly higher; and True if no method is better than the majority class.
+    """
+    by_accuracy = [
+        Contender(select_score(contender.runs, ACCURACY.name), contender.label)
+        for contender in contenders
+        if contender.is_ranked or contender.algorithm == ONE_MODEL
+    ]
+    scored = [contender for contender in by_accuracy if not np.isnan(contender.mean)]
+    if not scored:
+        return "", False
+    best = max(scored, key=lambda contender: contender.mean)
     pairs = []
-    for run in select_score(best.runs, ACCURACY.name):
+    for run in best.runs:
         accuracy = average_cells(run, run.rows.accuracy)
         majority = average_cells(run, run.rows.majority)
         if accuracy is not None and majority is not None:
             pairs.append((100 * accuracy, 100 * majority))
     if not pairs:
-        return ""
+        return "", False
     accuracy, majority = np.mean(pairs, axis=0)
     if accuracy - majority > CLOSE_TO_MAJORITY:
-        return ""
-    level = "close to" if abs(accuracy - majority) <= CLOSE_TO_MAJORITY else "below"
-    sentence = (
-        f"The accuracy of {best.label} ({accuracy:.1f} %) is {level} that of always naming each client's most frequent "
-        f"class ({majority:.1f} %)"
-    )
+        return "", False
+    mean, low, _ = compute_interval([a - m for a, m in pairs])
+    nothing_is_learned = (mean if low is None else low) <= 0
+    if nothing_is_learned:
+        sentence = (
+            f"No method is better than always naming each client's most frequent class ({majority:.1f} %): the best, "
+            f"{_name_method(best)}, has an accuracy of {accuracy:.1f} %"
+        )
+    else:
+        sentence = (
+            f"The accuracy of {_name_method(best)} ({accuracy:.1f} %) is close to that of always naming each client's "
+            f"most frequent class ({majority:.1f} %)"
+        )
     score = _find_separating_score(contenders)
-    if score is None:
-        one_model = _find_algorithm(contenders, ONE_MODEL)
-        gain = None if one_model is None else _compute_gain(best, one_model, ACCURACY)
-        is_noise = gain is not None and gain.low is not None and not gain.is_clear
-        return sentence + ("; no other score separates the methods." if is_noise else ".")
-    return f"{sentence}; {score.title} separates the methods better (`feddrift report DIR --score {score.name}`)."
+    if score is not None:
+        advice = f"; {score.title} separates the methods better (`feddrift report DIR --score {score.name}`)"
+        return f"{sentence}{advice}.", nothing_is_learned
+    one_model = _find_algorithm(by_accuracy, ONE_MODEL)
+    gain = None if one_model is None or best is one_model else _compute_gain(best, one_model, ACCURACY)
+    is_noise = best is one_model or (gain is not None and gain.low is not None and not gain.is_clear)
+    return sentence + ("; no other score separates the methods." if is_noise else "."), nothing_is_learned
 
 
 def _find_separating_score(contenders: Sequence[Contender]) -> Score | None:
@@ -419,7 +450,10 @@ def _format_gain(gain: Gain, score: Score) -> str:
 
 
 def _choose_digits(gain: Gain) -> int:
-    """Return two decimals for intervals narrower than 0.2 points or close to 0, else one."""
+    """Return one decimal, or more for narrow intervals and so that a limit that is not 0 is not shown as 0."""
     if gain.low is None or gain.high is None:
         return 1
-    return 2 if gain.high - gain.low < 0.2 or min(abs(gain.low), abs(gain.high)) < 0.1 else 1
+    smallest = min(abs(gain.low), abs(gain.high))
+    if 0 < smallest < 0.005:
+        return 3
+    return 2 if gain.high - gain.low < 0.2 or smallest < 0.1 else 1

@@ -10,6 +10,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -334,6 +335,36 @@ def read_all(folder: str | Path, wanted: HeaderFilter = lambda header: True) -> 
     return sorted(
         (r for r in records if wanted(r.header)), key=lambda r: (build_configuration_key(r.header), r.header["seed"])
     )
+
+
+def read_beside(paths: Iterable[Path], headers: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Read the other finished records in the folders of these ones, if they have the same data and options.
+
+    Args:
+        paths: The records.
+        headers: Their headers.
+    """
+    own = set(paths)
+    keys = ("stream", "overrides", "n_steps", "clients")
+    data = [[header[key] for key in keys] for header in headers]
+    found = []
+    for folder in sorted({path.parent for path in own}):
+        for path in sorted(set(folder.glob("*.jsonl")) - own):
+            header = _read_header(path)
+            if header is not None and [header[key] for key in keys] in data:
+                with suppress(DataError):  # `feddrift report` says what is wrong with it
+                    found.append(read(path))
+    return [record for record in found if record.status == "complete"]
+
+
+def _read_header(path: Path) -> dict[str, Any] | None:
+    """Read only the header of a file; None if it is not a record."""
+    try:
+        with open(path, "rb") as file:
+            header = schema.parse_line(file.readline(), str(path))
+    except (OSError, DataError):
+        return None
+    return header if header["kind"] == "header" else None
 
 
 def find_record_paths(folder: str | Path, allow_empty: bool = False) -> list[Path]:

@@ -272,7 +272,8 @@ def test_ctrl_c_leaves_a_valid_record(stop: signal.Signals, tmp_path: Path) -> N
         finally:
             process.kill()
     assert process.returncode == 130 and "stopped" in err and "Traceback" not in err
-    assert f"`feddrift resume {tmp_path}` continues" in err and "seed 0; 1 more of this command had not begun" in err
+    assert f"`feddrift resume {tmp_path}` continues" in err
+    assert "FedDrift seed 0. Not begun yet, so run them again: FedDrift seed 1\n" in err
     (left,) = record.read_all(tmp_path)
     assert left.status == "interrupted" and left.rows.steps < 10
 
@@ -284,6 +285,19 @@ def test_a_dry_run_estimates_its_cost_and_writes_nothing(tmp_path: Path, capsys:
     )
     assert code == 0 and "1,000" in said and "1,290" in said and "GB" in said  # Oracle: 129 lanes
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_compared_with_finished_runs_on_the_same_data_in_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--stream", "sine-2", "--rounds", "1", "--steps", "2", "--seeds", "0-1", "--out", str(tmp_path)]
+    code, said, _ = run_feddrift(capsys, "run", *short, "--algorithm", "FedDrift")
+    assert code == 0 and said.count("Nothing to compare FedDrift with: add `--algorithm Oblivious`") == 1
+    run_feddrift(capsys, "run", *short, "--algorithm", "Oracle", "--lr", "0.5")  # other training: not compared
+    (tmp_path / "broken.jsonl").write_text("no record")
+    code, said, _ = run_feddrift(capsys, "run", *short, "--algorithm", "Oblivious")
+    assert code == 0 and f"compared with 2 finished runs on the same data in {tmp_path}" in said
+    assert "one shared model" in said and "Numbers in brackets are 95 % intervals" in said and "Oracle" not in said
 
 
 def test_the_same_command_writes_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from feddrift.reports.verdict import Gain, find_common_alarms, find_verdicts
+from feddrift.reports.verdict import Gain, _format_gain, find_common_alarms, find_verdicts
 from feddrift.runs.record import Record, select_score
+from feddrift.scores import ACCURACY
 from tests.support.records import make_header, write_record
 
 NO_ALARMS = "FedDrift raised no alarm"
@@ -47,13 +48,33 @@ def test_differences_within_noise_are_no_gain(tmp_path: Path) -> None:
     runs = {"FedDrift": (0.72, 0.70, 0.73), "Oblivious": (0.71, 0.71, 0.71)}
     (text,) = find_verdicts(write_runs(tmp_path, runs))
     assert text.startswith("No method beats one shared model (Oblivious) by more than noise here: the best, FedDrift, ")
-    assert "differs by 0.7 points [-3.1, 4.5]" in text and "About 23 seeds would be enough to tell." in text
+    assert (
+        "differs by 0.7 points [-3.1, 4.5]" in text
+        and "About 23 seeds would be enough to tell whether FedDrift is better." in text
+    )
 
 
 def test_a_method_that_never_differs_from_one_shared_model_is_equal(tmp_path: Path) -> None:
     (text,) = find_verdicts(write_runs(tmp_path, {"FedDrift": (0.7, 0.72), "Oblivious": (0.7, 0.72)}))
-    assert text.startswith("No method beats one shared model (Oblivious) by more than noise here: the best, FedDrift, is ")
-    assert "is equal in every run" in text and "would be enough" not in text
+    assert text.startswith(
+        "One shared model (Oblivious) is enough here: FedDrift, the best of the other methods, is equal"
+    )
+
+
+def test_a_method_that_is_behind_within_noise_asks_for_no_more_seeds(tmp_path: Path) -> None:
+    runs = {"FedDrift": (0.71, 0.70, 0.72), "Oblivious": (0.72, 0.71, 0.7201)}
+    (text,) = find_verdicts(write_runs(tmp_path, runs))
+    assert text.startswith(
+        "One shared model (Oblivious) is enough here: FedDrift, the best of the other methods, differs "
+    )
+    assert "by -0.7" in text and "would be enough to tell" not in text
+
+
+def test_a_limit_that_is_not_zero_is_not_shown_as_zero(tmp_path: Path) -> None:
+    runs = {"FedDrift": (0.7000, 0.7002, 0.7001), "Oblivious": (0.7003, 0.7003, 0.7003)}
+    (text,) = find_verdicts(write_runs(tmp_path, runs))
+    assert "loses" not in text or "[0.00," not in text
+    assert _format_gain(Gain(-0.026, -0.05, -0.002, 3), ACCURACY) == "loses 0.026 points [0.002, 0.050]"
 
 
 def test_one_shared_model_can_be_best(tmp_path: Path) -> None:
@@ -90,10 +111,18 @@ def test_seeds_of_the_method_in_question_are_compared(tmp_path: Path) -> None:
     ("runs", "sentence"),
     [
         ({"FedDrift": (0.8,)}, "Nothing to compare FedDrift with: add `--algorithm Oblivious`"),
+        (
+            {"FineTuned": (0.8,)},
+            "Nothing to compare FineTuned with: add `--algorithm Oblivious` to learn whether one shared model does as "
+            "well.",
+        ),
         ({"FedDrift": (0.8,), "IFCA": (0.7,)}, "One seed is not enough to tell which method is best: run 5 seeds"),
         ({"FedDrift": (0.8, 0.82), "IFCA": (0.7, 0.72)}, "FedDrift is best and gains 10"),
         ({"FedDrift": (0.8, 0.7), "IFCA": (0.7, 0.72)}, "FedDrift has the best mean, but IFCA is within noise of it"),
-        ({"Oblivious": (0.8,), "Oracle": (0.9,)}, "Only baselines were run: add the default method, FedDrift-Auto."),
+        (
+            {"Oblivious": (0.8,), "Oracle": (0.9,)},
+            "Only baselines were run: add `--algorithm FedDrift-Auto`, the default method.",
+        ),
     ],
 )
 def test_without_one_shared_model(tmp_path: Path, runs: Mapping[str, Sequence[float]], sentence: str) -> None:
@@ -128,6 +157,9 @@ def test_alarms_are_counted(tmp_path: Path) -> None:
     assert text.endswith(
         "FedDrift-Auto raised 2 alarms and acted on 1 of them; later data confirmed 1 and contradicted 0."
     )
+    reviewed["cause"] |= {"alarms": 2}
+    run = write_alarm_run(tmp_path / "open", [[False, False], [True, True], [False, False]], [ignored, reviewed])
+    assert find_verdicts([run])[0].endswith("later data confirmed 1, contradicted 0 and left 1 undecided.")
     run = write_alarm_run(tmp_path / "none", [[False, False], [True, False]], [ignored])
     assert find_verdicts([run])[0].endswith("FedDrift-Auto raised 1 alarm and did not act on it.")
     run = write_alarm_run(tmp_path / "all", [[False, False], [True, True]])
@@ -141,10 +173,10 @@ def test_alarms_with_a_common_cause_are_counted(tmp_path: Path) -> None:
     run = write_alarm_run(tmp_path, [[False, False], [True, True]], shifts=[[None, None], [common, own]])
     assert find_common_alarms(run) == [(1, 0)]
     (text,) = find_verdicts([run])
-    assert text.endswith("1 of them has a cause that is common to most clients, such as a season.")
+    assert text.endswith("At 1 of them the data changed as at most clients, for example with a season.")
     run = write_alarm_run(tmp_path / "all", [[False, False], [True, True]], shifts=[[None, None], [common, common]])
     assert find_verdicts([run])[0].endswith(
-        "All of them have a cause that is common to most clients, such as a season."
+        "At all of them the data changed as at most clients, for example with a season."
     )
 
 
@@ -166,13 +198,25 @@ def test_accuracy_near_the_majority_class_names_a_score_that_separates(tmp_path:
 def test_near_the_majority_class_it_says_that_no_score_separates(tmp_path: Path) -> None:
     runs = {"FedDrift": (0.80, 0.81, 0.80), "Oblivious": (0.81, 0.80, 0.80)}
     (text,) = find_verdicts(write_runs(tmp_path, runs, majority=[[0.8] * 2] * 2))
-    assert text.endswith("most frequent class (80.0 %); no other score separates the methods.")
+    assert text.startswith(
+        "No method is better than always naming each client's most frequent class (80.0 %): the best, FedDrift, has an "
+        "accuracy of 80.3 %; no other score separates the methods. "
+    )
+
+
+def test_near_the_majority_class_one_shared_model_can_be_the_best(tmp_path: Path) -> None:
+    runs = {"FedDrift": (0.79, 0.80, 0.79), "Oblivious": (0.81, 0.80, 0.80)}
+    (text,) = find_verdicts(write_runs(tmp_path, runs, majority=[[0.8] * 2] * 2))
+    assert "(80.0 %): the best, one shared model (Oblivious), has an accuracy of 80.3 %; no other score " in text
 
 
 def test_a_method_below_the_majority_class_is_named(tmp_path: Path) -> None:
     runs = {"FedDrift": (0.6, 0.61), "Oblivious": (0.5, 0.52)}
     (text,) = find_verdicts(write_runs(tmp_path, runs, majority=[[0.8] * 2] * 2))
-    assert text.endswith("(60.5 %) is below that of always naming each client's most frequent class (80.0 %).")
+    assert text.startswith(
+        "No method is better than always naming each client's most frequent class (80.0 %): the best, FedDrift, has an "
+        "accuracy of 60.5 %. FedDrift gains 9.5 points "
+    )
 
 
 def test_needed_seeds() -> None:
