@@ -88,9 +88,9 @@ class InProcessFlower(Flower):
 
 
 class OldClient(Client):
-    """A client of protocol 5, as it was: it trains one round at a time."""
+    """A client of protocol 6, as it was: it has no policy."""
 
-    version = "0.1.9/5"
+    version = "0.3.0/6"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -104,10 +104,10 @@ class OldClient(Client):
             return serialization.pack_message({"version": self.version, "client": self.name, "failed": sentence})
         reply = super().handle_message(kind, _with(content, body | {"version": VERSION} | self.unknown))
         fields, _ = serialization.unpack_message(reply)
-        fields = {key: value for key, value in fields.items() if key != "more"}
+        fields = {key: value for key, value in fields.items() if key != "refuses"}
         return _with(reply, fields | {"version": self.version})
 
-    unknown: ClassVar[dict[str, Any]] = {"more": 0, "within": 0.0}  # what a newer server may ask, and it does not read
+    unknown: ClassVar[dict[str, Any]] = {}  # values of fields of requests that it does not read
 
 
 def _with(content: RecordDict, body: dict[str, Any]) -> RecordDict:

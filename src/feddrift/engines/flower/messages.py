@@ -5,9 +5,9 @@ InvalidMessageError if its content is not valid, before any of it is used. Model
 (see `model_parts`); parts that the client lacks are sent beside the body.
 
 Each body also contains `version`, each request `about` (see RequestContext), and each reply `client`. A reply without
-an answer contains `missing` (names of parts that the server must send) or `failed` (the reason; without `client` if the
-client could not be created). A reply with an answer may contain `lost` (private models) and `damaged` (batches in the
-client's store).
+an answer contains `missing` (names of parts that the server must send), `refused` (the rule of the client's policy that
+the request breaks) or `failed` (the reason; without `client` if the client could not be created). A reply with an
+answer may contain `lost` (private models) and `damaged` (batches in the client's store).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from feddrift.errors import to_one_line
 from feddrift.scores import MAX_LOG_LOSS, SCORES
 from feddrift.types import Ballot, Ints, Metric, Start
 
-PROTOCOL = 6
+PROTOCOL = 7
 VERSION = f"{__version__}/{PROTOCOL}"
 MAX_CELL_ROWS = 10**9
 MAX_MODEL_ID = 2**62  # also the maximum version label of a private model
@@ -244,12 +244,14 @@ class HelloReply:
     scores: dict[str, float] = field(default_factory=dict)  # finite scores of the same test, by name
     backlog: int = 0  # number of batches that have arrived and are not assigned to a time step yet
     gap: int | None = None  # number of a batch that has not arrived and must come before them
+    refuses: tuple[str, ...] = ()  # kinds of requests that the client always refuses, by its operator's choice
 
     def to_body(self) -> Body:
         """Return the reply as plain values, to be sent as JSON."""
         right = {} if self.tested is None else {"right": self.tested[0], "tested": self.tested[1]}
         waiting = {"backlog": self.backlog, "gap": self.gap} if self.backlog else {}
-        return {"cells": [[t, n] for t, n in self.cells.items()]} | right | {"scores": self.scores} | waiting
+        refuses = {"refuses": list(self.refuses)} if self.refuses else {}
+        return {"cells": [[t, n] for t, n in self.cells.items()]} | right | {"scores": self.scores} | waiting | refuses
 
     @classmethod
     def from_body(cls, body: Body, tau: int) -> Self:
@@ -258,7 +260,8 @@ class HelloReply:
         if len(dict(cells)) != len(cells):
             raise InvalidMessageError("it names a time step twice")
         gap = None if body.get("gap") is None else check_int(body["gap"], 0, MAX_SIZE)
-        reply = cls(dict(cells), backlog=check_int(body.get("backlog", 0), 0, MAX_SIZE), gap=gap)
+        refuses = tuple(kind for kind in REQUESTS if kind in list(body.get("refuses", ())))
+        reply = cls(dict(cells), backlog=check_int(body.get("backlog", 0), 0, MAX_SIZE), gap=gap, refuses=refuses)
         if "right" not in body:
             return reply
         n = dict(cells).get(tau, 0)

@@ -45,14 +45,15 @@ CHANGES: dict[int, ProtocolChange] = {
         unknown_fields={"train": frozenset({"more", "within"})},
         reply_defaults={"train": {"more": 0}},
     ),
+    7: ProtocolChange("a client may refuse a request by its policy, and reports which kinds it always refuses"),
 }
 
 
 def parse_protocol(version: object) -> int | None:
     """Return the protocol's number in the version of a message; None: it is not a version.
 
-    >>> parse_protocol("0.3.0/6"), parse_protocol("0.3.0"), parse_protocol(None)
-    (6, None, None)
+    >>> parse_protocol("0.4.0/7"), parse_protocol("0.4.0"), parse_protocol(None)
+    (7, None, None)
     """
     match = _VERSION.fullmatch(version) if isinstance(version, str) else None
     return int(match[2]) if match else None

@@ -41,6 +41,10 @@ MAX_REPORTED_PROBLEMS = 100  # maximum number of lost models, and of damaged bat
 _log = logging.getLogger("feddrift")
 
 
+class RequestRefusedError(InvalidMessageError):
+    """A reply that refuses the request, with the rule of the client's policy that the request breaks."""
+
+
 @dataclass(frozen=True)
 class Roster:
     """Clients of a federation, also those that have never connected, and their public keys.
@@ -171,6 +175,8 @@ class ClientConnection:
                 if request_type is not Explain:  # it does not change the client's store
                     self._parts_at_client[c] = set(requests[c][1]) | self._served_parts.get(c, set())
                 self.trouble.pop(self.roster.clients[c], None)
+            except RequestRefusedError as error:
+                trouble[c] = f"it refuses the request: {error}"
             except InvalidMessageError as error:
                 trouble[c] = f"its reply is refused: {error}"
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
@@ -236,6 +242,8 @@ class ClientConnection:
         for n, is_repaired in list(body.get("damaged", ()))[:MAX_REPORTED_PROBLEMS]:
             consequence = "was loaded again" if is_repaired else "is lost: its rows are deleted"
             self._add_note(c, f"its batch {check_int(n, 0, MAX_SIZE)} was damaged in its store, and {consequence}")
+        if "refused" in body:
+            raise RequestRefusedError(str(body["refused"])[:300])
         if "failed" in body:
             raise InvalidMessageError(f"the client reports {str(body['failed'])[:300]!r}")
         for model_id in list(body.get("lost", ()))[:MAX_REPORTED_PROBLEMS]:
