@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,12 +41,13 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, busy: str) -> Iterator[None]:
+def lock_folder(folder: Path, busy: str, wait_seconds: float = 0.0) -> Iterator[None]:
     """Lock a folder within the context.
 
     Args:
         folder: The folder, which is created if it is missing.
         busy: The message if another process has the lock.
+        wait_seconds: The time to wait for another process that has the lock.
 
     Raises:
         BusyError: Another process has the lock.
@@ -53,16 +55,21 @@ def lock_folder(folder: Path, busy: str) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
+    deadline = time.monotonic() + wait_seconds
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise BusyError(busy) from None
-        except OSError as error:
-            raise DataError(
-                f"{folder} cannot be locked ({error.strerror or error}), so two processes could write to it at once: "
-                "move it to a file system that has locks"
-            ) from None
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() >= deadline:
+                    raise BusyError(busy) from None
+                time.sleep(0.05)
+            except OSError as error:
+                raise DataError(
+                    f"{folder} cannot be locked ({error.strerror or error}), so two processes could write to it at "
+                    "once: move it to a file system that has locks"
+                ) from None
         yield
     finally:
         os.close(lock)

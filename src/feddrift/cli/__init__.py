@@ -38,6 +38,7 @@ app.command("follow")(report.follow_runs)
 deploy.app.command("renew")(keys.renew_certificate)
 deploy.app.command("rotate")(keys.rotate_key)
 deploy.app.command("revoke")(keys.revoke_client)
+deploy.app.command("keys")(keys.list_keys)
 app.add_typer(deploy.app, name="deploy")
 
 

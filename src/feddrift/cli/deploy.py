@@ -15,6 +15,7 @@ from rich.text import Text
 
 from feddrift.cli import console, models
 from feddrift.cli.console import handle_stop_signals, print_line, print_to_stderr
+from feddrift.cli.keys import AuthorityKey, print_keys
 from feddrift.errors import ConfigError
 from feddrift.reports.event_text import ROLLBACK_REASON_PREFIX, explain_alarm, format_event_line
 from feddrift.reports.exchanges import find_absent_clients, find_client_notes
@@ -84,11 +85,11 @@ def add_client(folder: Folder, name: Annotated[str, typer.Argument(help="name of
 
 
 @app.command("check")
-def check_deployment(folder: Folder) -> None:
+def check_deployment(folder: Folder, ca_key: AuthorityKey = None) -> None:
     """Check a deployment, and list its problems."""
     from feddrift.deploy.operate import check as checks
 
-    problems = list(checks.find_problems(folder))
+    problems = list(checks.find_problems(folder, ca_key))
     for problem in problems:
         print_line(f"- {problem}")
     if problems:
@@ -206,12 +207,19 @@ def write_backup(folder: Folder, file: Annotated[Path, typer.Argument(metavar="F
 def restore_backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="a file of `feddrift deploy backup`")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or an empty folder")],
+    ca_key: AuthorityKey = None,
 ) -> None:
-    """Restore a backup into a new folder, also on another machine, to continue from it."""
+    """Restore a backup into a new folder, also on another machine; list the keys that it brings back."""
     from feddrift.deploy.operate import backup as backups
 
-    kind, written_at = backups.restore_backup(file, folder)
+    kind, written_at = backups.restore_backup(file, folder, ca_key)
     print_line(f"{folder} is the {kind}'s folder as it was at {written_at}; `feddrift deploy check {folder}` checks it")
+    if kind == "client":
+        print_line("if its key was revoked or replaced after that, the server refuses it: `feddrift deploy rotate`")
+        return
+    print_keys(folder)
+    print_line(f"revoke each key that must not connect any more: `feddrift deploy revoke {folder} NAME`")
+    print_line(f"the server does not start before `feddrift deploy keys {folder} --confirm`")
 
 
 def describe_new_data(client: Mapping[str, Any]) -> str:

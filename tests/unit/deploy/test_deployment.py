@@ -525,12 +525,12 @@ def test_check_looks_at_the_batch_that_the_client_shows_next(made: Path) -> None
     assert "step_1.csv: batch 1: features of shape (1,), the federation has (2,)" in join_problems(client)
 
 
-def test_the_reason_of_a_refused_connection_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_refused_connection_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_can_connect", lambda port, address: (port, address) == (9443, "fed.example.org"))
-    reason = launcher._explain_refusal("other.example.org:9443", 5)
+    reason = launcher._explain_refusal(tmp_path, "other.example.org:9443", 5)
     assert reason.startswith("cannot connect to the server other.example.org:9443: ")
-    assert "may still consider this client connected" in launcher._explain_refusal("fed.example.org:9443", 5)
-    told = launcher._explain_refusal("fed.example.org:9443", 200)
+    assert "may still consider this client connected" in launcher._explain_refusal(tmp_path, "fed.example.org:9443", 5)
+    told = launcher._explain_refusal(tmp_path, "fed.example.org:9443", 200)
     assert told.startswith("the server has refused this client for 3 minutes: its key was revoked or replaced there")
 
 

@@ -295,7 +295,7 @@ def test_a_client_that_is_shut_out_keeps_its_place(made: Path) -> None:
     settings = Settings.read(server / "federation.toml")
     roster = settings.read_roster(server / "keys")
     assert roster.clients == ("a", "b") and list(roster.keys.values()) == ["a"]
-    assert join_problems(server) == join_problems(made)
+    assert join_problems(made).startswith(join_problems(server))
     assert join_problems(server).startswith(
         "client b has no key at the server, so it cannot connect: `feddrift deploy rotate`"
     )

@@ -25,7 +25,10 @@ from typing import IO, Any
 
 from feddrift._version import __version__
 from feddrift.deploy.operate.relocate import rewrite_paths
+from feddrift.deploy.pki.revocations import UNCONFIRMED_MARKER
+from feddrift.deploy.processes import launcher
 from feddrift.deploy.server.resume_point import RESTORED_MARKER
+from feddrift.engines.flower import revocations
 from feddrift.errors import ConfigError, DataError
 
 MANIFEST = "backup.json"
@@ -194,14 +197,22 @@ def _copy_database(path: Path, copy: Path) -> None:
         raise DataError(f"cannot copy {path}, which the SuperLink writes: {error}") from None
 
 
-def restore_backup(file: Path, folder: Path) -> tuple[str, str]:
+def restore_backup(file: Path, folder: Path, ca_key: Path | None = None) -> tuple[str, str]:
     """Restore a backup into a folder that is new or empty.
+
+    A backup may bring back keys that were revoked or replaced later. A restored server therefore does not start before
+    `client_keys.confirm_keys`.
+
+    Args:
+        file: The backup.
+        folder: The new folder.
+        ca_key: The private key of the authority: keys in the list of revocations beside it are excluded at once.
 
     Returns:
         The kind of the folder, server or client, and the time of the backup.
 
     Raises:
-        ConfigError: If the folder is not empty.
+        ConfigError: If the folder is not empty, or `ca_key` cannot be used.
         DataError: If the file is not a backup or is damaged, or the folder cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -218,6 +229,13 @@ def restore_backup(file: Path, folder: Path) -> tuple[str, str]:
         if about["kind"] == "server":
             (part / "state").mkdir(mode=0o700, exist_ok=True)
             (part / "state" / RESTORED_MARKER).touch()
+            (part / "state" / UNCONFIRMED_MARKER).touch()
+            if ca_key is not None:
+                launcher.exclude_revoked_keys(part, ca_key)
+        elif ca_key is not None:
+            raise ConfigError(f"--ca-key is an option for the backup of a server, but {file} is that of a client")
+        else:
+            (part / revocations.RESTORED_MARKER).touch()
         os.replace(part, folder)  # the folder may exist if it is empty
         return str(about["kind"]), str(about["made"])
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # raised for arbitrary bytes

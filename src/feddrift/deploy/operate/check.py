@@ -8,6 +8,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -23,13 +24,27 @@ from cryptography.hazmat.primitives.serialization import (
 
 from feddrift.deploy.flower_version import find_flwr_problem
 from feddrift.deploy.pki import app_signature
-from feddrift.deploy.pki.certificates import find_issuer, read_authorities
+from feddrift.deploy.pki.certificates import find_issuer, read_authorities, read_authority_key
+from feddrift.deploy.pki.revocations import (
+    require_key_confirmation,
+    find_unsigned_entries,
+    get_copy_path,
+    hash_key,
+    read_reported_serials,
+)
 from feddrift.deploy.processes import launcher
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.client.batches import StepFiles
 from feddrift.engines.flower.client.client import Client, load_client
 from feddrift.engines.flower.client.client_toml import read_client_toml
 from feddrift.engines.flower.client.store import Store, check_batch
+from feddrift.engines.flower.revocations import (
+    REVOCATIONS_FILE,
+    ClientRevocations,
+    Revocation,
+    find_highest_serial,
+    read_revocations,
+)
 from feddrift.errors import FeddriftError, to_one_line
 from feddrift.streams.folder import read_class_list
 
@@ -39,8 +54,14 @@ MAX_CLOCK_AHEAD = timedelta(seconds=5)
 MAX_CLOCK_BEHIND = timedelta(seconds=300)
 
 
-def find_problems(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each problem of a whole deployment, of its server's folder, or of one client's folder."""
+def find_problems(folder: Path, ca_key: Path | None = None) -> Iterator[str]:
+    """Yield a sentence for each problem of a whole deployment, of its server's folder, or of one client's folder.
+
+    Args:
+        folder: The folder.
+        ca_key: The private key of the authority, if it is not in the server's folder: the list of revocations is
+            compared with the copy beside it.
+    """
     if (flwr_problem := find_flwr_problem()) is not None:
         yield flwr_problem
     clients = [folder] if (folder / "client.toml").exists() else sorted((folder / "clients").glob("*"))
@@ -49,6 +70,7 @@ def find_problems(folder: Path) -> Iterator[str]:
         yield f"{folder} is not a deployment: it has neither federation.toml nor client.toml"
     if server is not None:
         yield from _check_server(server.resolve())
+        yield from _check_revocations(server.resolve(), ca_key)
     for client in clients:
         yield from _check_client(client.resolve(), None if server is None else server.resolve())
 
@@ -85,6 +107,46 @@ def _check_server(server: Path) -> Iterator[str]:
         result = subprocess.run(command, capture_output=True, text=True, timeout=30)
         if result.returncode:
             yield f"nginx rejects {server / 'nginx.conf'}: {result.stderr.strip().splitlines()[0]}"
+
+
+def _check_revocations(server: Path, ca_key: Path | None) -> Iterator[str]:
+    """Yield differences between the keys, the list of revocations, the authority's copy, and what clients have seen."""
+    path = server / REVOCATIONS_FILE
+    command = f"`feddrift deploy keys {server}"
+    try:
+        require_key_confirmation(server)
+    except FeddriftError as error:
+        yield str(error)
+    try:
+        entries = read_revocations(path)[0]
+        unsigned = find_unsigned_entries(server, entries)
+        copied = [] if ca_key is None else read_revocations(get_copy_path(ca_key))[0]
+        if ca_key is not None:
+            read_authority_key(server, ca_key)  # raises an error if it is another authority's key
+    except FeddriftError as error:
+        yield str(error)
+        return
+    revoked = {entry.key: entry for entry in entries}
+    for key_file in sorted((server / "keys").glob("*.pub")):
+        with suppress(FeddriftError):  # an unreadable key is another problem
+            if (entry := revoked.get(hash_key(key_file))) is not None:
+                yield f"{key_file} was revoked ({entry}), so the client cannot connect: {command}` removes it"
+    if unsigned:
+        number = "1 revocation is" if len(unsigned) == 1 else f"{len(unsigned)} revocations are"
+        yield f"{path}: {number} not signed, so clients do not store them: {command} --ca-key PATH` signs them"
+    if ca_key is not None and ca_key.resolve().parent != server:
+        for entry in (entry for entry in copied if entry.key not in revoked):
+            yield f"{path} lacks {entry}, which is in {get_copy_path(ca_key)}: {command} --ca-key {ca_key}` adds it"
+        copied_keys = {entry.key for entry in copied}
+        for entry in (entry for entry in entries if entry.key not in copied_keys):
+            yield f"{get_copy_path(ca_key)} lacks {entry}: {command} --ca-key {ca_key}` adds it"
+    highest = find_highest_serial(entries)
+    for client, serial in sorted(read_reported_serials(server).items()):
+        if serial > highest:
+            yield (
+                f"client {client} has seen revocation {serial}, but {path} ends at {highest}: if this server was "
+                f"restored, revoke again what was revoked after the backup, or add it with {command} --ca-key PATH`"
+            )
 
 
 def _check_certificates(server: Path) -> Iterator[str]:
@@ -158,6 +220,7 @@ def _check_client(client: Path, server: Path | None) -> Iterator[str]:
             and _encode_public_key(load_ssh_public_key(registered.read_bytes())) != _encode_public_key(public)
         ):
             yield f"the server has another key of client {app.name}: `feddrift deploy rotate` registers key.pub"
+        yield from _check_own_key(client, server)
         yield from _check_dates(client / "ca.crt", x509.load_pem_x509_certificate((client / "ca.crt").read_bytes()))
         if server is not None and (client / "ca.crt").read_bytes() != (server / "ca.crt").read_bytes():
             yield f"{client / 'ca.crt'} is not the server's: copy the server's file"
@@ -174,6 +237,22 @@ def _check_client(client: Path, server: Path | None) -> Iterator[str]:
     yield from _check_next_batch(app, stores, client, server)
     if server is None:  # on the client's own machine
         yield from _check_clock(client)
+
+
+def _check_own_key(client: Path, server: Path | None) -> Iterator[str]:
+    """Yield problems with the revocations that a client has stored: of its own key, and unknown to the server."""
+    entries = ClientRevocations(client).read()[0]
+    at_server: list[Revocation] = []
+    if server is not None:
+        with suppress(FeddriftError):  # a problem of the server
+            at_server = read_revocations(server / REVOCATIONS_FILE)[0]
+            known_keys = {entry.key for entry in at_server}
+            for entry in (entry for entry in entries if entry.key not in known_keys):
+                yield f"{server / REVOCATIONS_FILE} lacks {entry}, which {client} has: it refuses this server"
+    digest = hash_key(client / "key.pub")
+    for entry in (entry for entry in (*entries, *at_server) if entry.key == digest):
+        yield f"the key in {client} was revoked on {entry.day}: `feddrift deploy rotate` creates a new one"
+        return
 
 
 def _check_access(client: Path, server: Path | None) -> Iterator[str]:

@@ -1,13 +1,14 @@
-"""Replacement and revocation of the clients' keys.
+"""Replacement and revocation of the clients' keys, and their confirmation after a restore.
 
 A client with a revoked key stays in the federation, and is unreachable until it gets a new key. Revoked keys are kept
-in keys/revoked, since Flower never accepts a revoked key again.
+in keys/revoked, since Flower never accepts a revoked key again, and have an entry in the list of revocations.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -22,9 +23,17 @@ from cryptography.hazmat.primitives.serialization import (
 
 from feddrift.deploy.files import replace_file, replace_file_pair
 from feddrift.deploy.monitor.alerts import audit_change
+from feddrift.deploy.pki.revocations import (
+    UNCONFIRMED_MARKER,
+    find_unsigned_entries,
+    hash_key,
+    store_revoked_key,
+    update_revocations,
+)
 from feddrift.deploy.processes import launcher
 from feddrift.deploy.settings import REVOKED_FOLDER, Settings, read_public_key
 from feddrift.engines.flower.client.client_toml import read_client_toml
+from feddrift.engines.flower.revocations import REVOCATIONS_FILE, SHOWN_DIGITS, Revocation, read_revocations
 from feddrift.errors import ConfigError, FeddriftError, unknown_name_error
 
 _log = logging.getLogger("feddrift")
@@ -48,13 +57,14 @@ def replace_client_key(client: Path, name: str) -> Path:
     return client / "key.pub"
 
 
-def accept_new_key(server: Path, name: str, path: Path) -> bool:
+def accept_new_key(server: Path, name: str, path: Path, ca_key: Path | None = None) -> bool:
     """Accept a new public key of a client and revoke its old one.
 
     Args:
         server: The server's folder.
         name: The client.
         path: The file with the public key that was created at the client.
+        ca_key: The private key of the authority, which signs the revocation, if it is not in the server's folder.
 
     Returns:
         True if a running server has registered the key; otherwise this happens when the server starts.
@@ -66,24 +76,29 @@ def accept_new_key(server: Path, name: str, path: Path) -> bool:
     check_client_name(server, name)
     line = _format_key_line(_read_new_key(path), name)
     key_file = keys / f"{name}.pub"
+    advice = "create a new one with `feddrift deploy rotate`"
     for other in (*sorted(keys.glob("*.pub")), *sorted((keys / REVOKED_FOLDER).glob("*.pub"))):
         if read_public_key(other) == _encode_pem(_read_new_key(path)):
             is_revoked = other.parent.name == REVOKED_FOLDER
             problem = "was revoked permanently" if is_revoked else f"is already that of client {other.stem}"
-            raise ConfigError(f"the key in {path} {problem}: create a new one with `feddrift deploy rotate`")
-    old_digest = _store_revoked_key(key_file) if key_file.exists() else None
+            raise ConfigError(f"the key in {path} {problem}: {advice}")
+    if hash_key(path) in {entry.key for entry in read_revocations(server / REVOCATIONS_FILE)[0]}:
+        raise ConfigError(f"the key in {path} was revoked permanently: {advice}")
+    old_digest = store_revoked_key(key_file) if key_file.exists() else None
     replace_file(key_file, line)
     revocation = "" if old_digest is None else f"; the old key, {old_digest}, was revoked"
-    audit_change(server, name, f"client {name} has a new key, {_hash_key(key_file)}{revocation}")
-    return _update_running_server(server)
+    audit_change(server, name, f"client {name} has a new key, {hash_key(key_file)[:SHOWN_DIGITS]}{revocation}")
+    _enter_revocation(server, ca_key)
+    return launcher.update_running_server(server)
 
 
-def revoke_client(server: Path, name: str) -> bool:
+def revoke_client(server: Path, name: str, ca_key: Path | None = None) -> bool:
     """Revoke the key of a client, which stays in the federation.
 
     Args:
         server: The server's folder.
         name: The client.
+        ca_key: The private key of the authority, which signs the revocation, if it is not in the server's folder.
 
     Returns:
         True if a running server has revoked the key; otherwise this happens when the server starts.
@@ -95,10 +110,85 @@ def revoke_client(server: Path, name: str) -> bool:
     path = server / "keys" / f"{name}.pub"
     if not path.exists():
         raise ConfigError(f"client {name} has no key in {path.parent}: it is revoked already")
-    digest = _store_revoked_key(path)
+    digest = store_revoked_key(path)
     path.unlink()
     audit_change(server, name, f"the key of client {name}, {digest}, was revoked: the client cannot connect")
-    return _update_running_server(server)
+    _enter_revocation(server, ca_key)
+    return launcher.update_running_server(server)
+
+
+@dataclass(frozen=True)
+class ClientKey:
+    """The key of a client at the server."""
+
+    client: str
+    digest: str  # SHA-256 of the public key
+    since: str  # the day on which the server got it
+
+    @property
+    def short_digest(self) -> str:
+        """Beginning of the digest, as it is shown."""
+        return self.digest[:SHOWN_DIGITS]
+
+
+def list_client_keys(server: Path) -> list[ClientKey]:
+    """List the keys that the server accepts, by client; a key that cannot be read is an error."""
+    keys = []
+    for path in sorted((server / "keys").glob("*.pub")):
+        day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
+        keys.append(ClientKey(path.stem, hash_key(path), str(day)))
+    return keys
+
+
+def sign_revocations(server: Path, ca_key: Path | None = None) -> tuple[list[Revocation], list[Revocation]]:
+    """Complete and sign the list of revocations, compare it with the copy of the authority, and exclude revoked keys.
+
+    Args:
+        server: The server's folder.
+        ca_key: The private key of the authority, if it is not in the server's folder.
+
+    Returns:
+        All revocations, and those that are not signed.
+
+    Raises:
+        ConfigError: If `ca_key` is given and cannot be used.
+        DataError: If a list cannot be read or written.
+    """
+    launcher.exclude_revoked_keys(server, ca_key)
+    revocations = read_revocations(server / REVOCATIONS_FILE)[0]
+    return revocations, find_unsigned_entries(server, revocations)
+
+
+def confirm_keys(server: Path) -> bool:
+    """Confirm the keys of a restored server, so that it may start.
+
+    Returns:
+        False if they need no confirmation.
+    """
+    marker = server / "state" / UNCONFIRMED_MARKER
+    if not marker.exists():
+        return False
+    names = ", ".join(f"{key.client} ({key.short_digest})" for key in list_client_keys(server)) or "no client"
+    audit_change(server, None, f"the keys that a backup has brought back were confirmed: {names}")
+    marker.unlink()
+    return True
+
+
+def _enter_revocation(server: Path, ca_key: Path | None) -> None:
+    """Add a revocation to the list, and sign it if possible; the key is excluded already, so a failure is logged."""
+    advice = f"`feddrift deploy keys {server} --ca-key PATH` signs it, which lets clients store it"
+    try:
+        try:
+            revocations = update_revocations(server, ca_key)
+        except FeddriftError as error:
+            if ca_key is None:
+                raise
+            _log.warning("%s", error)
+            revocations = update_revocations(server)
+        if find_unsigned_entries(server, revocations):
+            _log.warning("the key is excluded, but the authority has not signed the revocation: %s", advice)
+    except (FeddriftError, OSError) as error:
+        _log.warning("the key is excluded; the server enters it in %s at its next start: %s", REVOCATIONS_FILE, error)
 
 
 def find_folders(folder: Path, name: str) -> tuple[Path | None, Path | None]:
@@ -146,33 +236,9 @@ def _read_new_key(path: Path) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _store_revoked_key(path: Path) -> str:
-    """Copy a client's key to the folder of revoked keys, and return its digest."""
-    digest = _hash_key(path)
-    folder = path.parent / REVOKED_FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    replace_file(folder / f"{path.stem}-{digest}.pub", path.read_text())
-    return digest
-
-
-def _update_running_server(server: Path) -> bool:
-    """Register the keys at the SuperLink if it is running, and return whether this was successful."""
-    try:
-        if launcher.is_server_running(server):
-            launcher.register_keys(server)
-            return True
-    except FeddriftError as error:
-        _log.warning("the running server could not register the keys, it does so at its next start: %s", error)
-    return False
-
-
 def _format_key_line(key: ec.EllipticCurvePublicKey, name: str) -> str:
     return f"{key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()} {name}\n"
 
 
 def _encode_pem(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _hash_key(path: Path) -> str:
-    return hashlib.sha256(read_public_key(path)).hexdigest()[:16]

@@ -55,7 +55,7 @@ def renew_server_certificate(server: Path, ca_key: Path | None = None) -> dateti
     Raises:
         ConfigError: If the authority's key is missing or wrong, the authority has ended, or server.crt cannot be read.
     """
-    authority = _read_authority(server, ca_key or server / "ca.key")
+    authority = read_authority_key(server, ca_key or server / "ca.key")
     path = server / "server.crt"
     try:
         old = x509.load_pem_x509_certificate(path.read_bytes())
@@ -124,7 +124,7 @@ def read_remaining_days(server: Path) -> dict[str, float]:
     return remaining
 
 
-def _read_authority(server: Path, path: Path) -> Authority:
+def read_authority_key(server: Path, path: Path) -> Authority:
     """Return the authority in ca.crt to which this private key belongs.
 
     Raises:

@@ -17,15 +17,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from feddrift.deploy.monitor.alerts import Notifier
+from feddrift.deploy.monitor.alerts import Notifier, audit_change
 from feddrift.deploy.monitor.logs import read_stop_reason, rotate_in_background
 from feddrift.deploy.monitor.status import RecordWatcher
 from feddrift.deploy.pki import app_signature
+from feddrift.deploy.pki.revocations import (
+    require_key_confirmation,
+    hash_key,
+    remove_revoked_keys,
+    update_revocations,
+)
 from feddrift.deploy.processes import control, flower_preload, runtime
 from feddrift.deploy.processes.process_tree import EXECUTOR_PROGRAM, ExecutorMonitor, end_process_tree
 from feddrift.deploy.settings import Settings, read_public_key
 from feddrift.engines.flower.client.client_toml import read_client_toml
-from feddrift.errors import ConfigError, DataError
+from feddrift.engines.flower.revocations import RESTORED_MARKER, ClientRevocations, Revocation
+from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.runs.record import Record
 
 MIN_RETRY_SECONDS = 5.0  # pause before a client that has ended starts again for the first time
@@ -133,9 +140,12 @@ def run_server(folder: Path, proxy: bool = True) -> None:
     """Run the SuperLink, and nginx in front of it, until this process is terminated.
 
     Raises:
+        ConfigError: If the server was restored from a backup, and its keys are not confirmed.
         DataError: If one of the processes ends.
     """
     server = find_server_folder(folder)
+    require_key_confirmation(server)
+    exclude_revoked_keys(server)
     outer, inner = read_ports(server)
     commands = [build_superlink_command(server)]
     app_signature.sign_app(server)
@@ -159,6 +169,36 @@ def run_server(folder: Path, proxy: bool = True) -> None:
         with notifier.run_in_background(), rotate_in_background(server / "state" / "nginx.log"):
             end_reason = _wait_for_end(processes)
     raise DataError(f"the server stops, since {end_reason}: see its output above, and start it again")
+
+
+def exclude_revoked_keys(server: Path, ca_key: Path | None = None, reported: Sequence[Revocation] = ()) -> None:
+    """Update the list of revocations, and exclude the keys in the list that clients have at this server.
+
+    Args:
+        server: The server's folder.
+        ca_key: The private key of the authority, if it is not in the server's folder.
+        reported: Signed entries from clients.
+
+    Raises:
+        ConfigError: If `ca_key` is given and cannot be used.
+        DataError: If the list cannot be read or written, or no authority in ca.crt has signed a reported entry.
+    """
+    update_revocations(server, ca_key, reported)
+    for entry in remove_revoked_keys(server):
+        text = f"client {entry.client} had a revoked key again, which was removed: {entry}"
+        _log.warning("%s; `feddrift deploy rotate` creates a new one", text)
+        audit_change(server, entry.client, text)
+
+
+def update_running_server(server: Path) -> bool:
+    """Register the keys at the SuperLink if it is running, and return whether this was successful."""
+    try:
+        if is_server_running(server):
+            register_keys(server)
+            return True
+    except FeddriftError as error:
+        _log.warning("the running server could not register the keys, it does so at its next start: %s", error)
+    return False
 
 
 def register_keys(server: Path) -> None:
@@ -226,23 +266,44 @@ def run_client(folder: Path, address: str | None = None) -> None:
             refused_since = time.monotonic()
         elif EXECUTOR_PROGRAM not in reason:
             server = address or read_client_toml(folder).get("server", "")
-            reason = f"{reason}: {_explain_refusal(server, time.monotonic() - refused_since)}"
+            reason = f"{reason}: {_explain_refusal(folder, server, time.monotonic() - refused_since)}"
         _log.warning("%s; the client starts again in %g s", reason, retry_seconds)
         time.sleep(retry_seconds)
         retry_seconds = min(2 * retry_seconds, MAX_RETRY_SECONDS)
 
 
-def _explain_refusal(server: str, seconds: float) -> str:
+def _explain_refusal(folder: Path, server: str, seconds: float) -> str:
     """Return the probable reason why a client could not connect for these seconds; Flower reports only a code."""
     host, _, port = server.rpartition(":")
     if not _can_connect(int(port) if port.isdecimal() else 0, host):
         return f"cannot connect to the server {server}: check that it is running, and its address in client.toml"
+    if (reason := _explain_old_key(folder)) is not None:
+        return reason
     if seconds < DISCONNECT_SECONDS:
         return "the server may still consider this client connected, for up to a minute"
     return (
         f"the server has refused this client for {seconds / 60:.0f} minutes: its key was revoked or replaced there "
         "(`feddrift deploy rotate` creates a new one), or its clock is wrong (`feddrift deploy check` reports this)"
     )
+
+
+def _explain_old_key(folder: Path) -> str | None:
+    """Return why the key of a client is probably not accepted; None: the client knows no reason."""
+    try:
+        digest = hash_key(folder / "key.pub")
+    except ConfigError:
+        return None
+    remedy = "`feddrift deploy rotate` creates a new key"
+    for entry in ClientRevocations(folder).read()[0]:
+        if entry.key == digest:
+            return f"the key of this client was revoked on {entry.day}, so the server refuses it: {remedy}"
+    if (folder / RESTORED_MARKER).exists():
+        return (
+            "this folder was restored from a backup: if its key was revoked or replaced after the backup, the server "
+            f"refuses it permanently: {remedy}; otherwise the server may still consider this client connected, for up "
+            "to a minute"
+        )
+    return None
 
 
 def _run_client_processes(folder: Path, address: str | None) -> str:

@@ -26,6 +26,7 @@ from feddrift.deploy.pki import app_signature
 from feddrift.deploy.server.archive import Archive
 from feddrift.deploy.server.recording import add_missing_lines, add_test, build_header, open_record
 from feddrift.deploy.server.resume_point import RESTORED_MARKER, read_resume_point
+from feddrift.deploy.server.revocation_book import ServerRevocations
 from feddrift.deploy.settings import MAX_ARCHIVED_TIME_STEPS, Settings
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.flower.server.connection import Roster
@@ -222,7 +223,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         app_signature.publish_signature(folder)
         settings = Settings.read(folder / "federation.toml")
-        run_federation(grid, settings, settings.read_roster(folder / "keys"), state)
+        roster = replace(settings.read_roster(folder / "keys"), revocations=ServerRevocations(folder))
+        run_federation(grid, settings, roster, state)
     except Exception:
         _log.exception("the server stops because of an error")
         raise

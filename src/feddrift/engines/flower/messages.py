@@ -7,7 +7,8 @@ InvalidMessageError if its content is not valid, before any of it is used. Model
 Each body also contains `version`, each request `about` (see RequestContext), and each reply `client`. A reply without
 an answer contains `missing` (names of parts that the server must send), `refused` (the rule of the client's policy that
 the request breaks) or `failed` (the reason; without `client` if the client could not be created). A reply with an
-answer may contain `lost` (private models) and `damaged` (batches in the client's store).
+answer may contain `lost` (private models) and `damaged` (batches in the client's store). A reply to a hello may contain
+`revocations` (see `revocations.ClientRevocations`).
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Hello(Request):
 
     serve: Body | None = None  # tau, models, votes, ballot, perhaps router
     seen: int | None = -1  # newest time step of which the server has row counts, -1: none; None: take no new data now
+    revocations: Body | None = None  # highest serial number, perhaps the list; None: the server has no revocations
 
     @classmethod
     def with_models(
@@ -111,12 +113,14 @@ class Hello(Request):
         return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot, **optional})
 
     def to_body(self) -> Body:
-        return ({} if self.serve is None else {"serve": self.serve}) | {"seen": self.seen}
+        optional = {"serve": self.serve, "revocations": self.revocations}
+        return {name: value for name, value in optional.items() if value is not None} | {"seen": self.seen}
 
     @classmethod
     def from_body(cls, body: Body) -> Self:
         seen = body.get("seen", -1)
-        return cls(body.get("serve"), None if seen is None else check_int(seen, -1, MAX_SIZE))
+        checked = None if seen is None else check_int(seen, -1, MAX_SIZE)
+        return cls(body.get("serve"), checked, body.get("revocations"))
 
 
 @dataclass(frozen=True)

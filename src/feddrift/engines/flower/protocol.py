@@ -45,7 +45,11 @@ CHANGES: dict[int, ProtocolChange] = {
         unknown_fields={"train": frozenset({"more", "within"})},
         reply_defaults={"train": {"more": 0}},
     ),
-    7: ProtocolChange("a client may refuse a request by its policy, and reports which kinds it always refuses"),
+    7: ProtocolChange(
+        "a client may refuse a request by its policy, and reports which kinds it always refuses; it stores which keys "
+        "were revoked, and refuses a server that lacks one of these revocations",
+        unknown_fields={"hello": frozenset({"revocations"})},
+    ),
 }
 
 

@@ -50,6 +50,7 @@ from feddrift.engines.flower.messages import (
 )
 from feddrift.engines.flower.model_parts import Body, Part
 from feddrift.engines.flower.protocol import check_server_version
+from feddrift.engines.flower.revocations import ClientRevocations, MissingRevocationsError
 from feddrift.engines.flower.serialization import InvalidMessageError, check_int
 from feddrift.engines.local.engine import InProcess
 from feddrift.errors import ConfigError
@@ -77,6 +78,7 @@ class Client:
         read_names: Returns the names of the features and of the classes of the n-th batch.
         explain: Whether the client reports to the server what changed in its data when there is an alarm.
         describe: Whether the client sends feature statistics of its data to the server, also by class.
+        revocations: The revocations that it stores; None: it stores none.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Client:
         read_names: ReadNames = lambda n: ((), ()),
         explain: bool = True,
         describe: bool = True,
+        revocations: ClientRevocations | None = None,
     ) -> None:
         self.name = check_name(name, "a client")
         self.root = Path(root)
@@ -100,6 +103,7 @@ class Client:
         self.read_names = read_names
         self.explain = explain
         self.describe = describe
+        self.revocations = revocations
         self._lost: list[int] = []  # ids of private models that the current request needs and the store lacks
         self._damaged: dict[int, bool] = {}  # by number, damaged batches, and whether they could be loaded again
         self._last_engine: tuple[Any, InProcess] | None = None  # with its key, for the next request
@@ -119,10 +123,17 @@ class Client:
             context = RequestContext.from_body(body.get("about"))
             if context.client != self.name:
                 raise InvalidMessageError(f"it is for client {context.client!r}")
-            reply, parts = self._handle_request(context, REQUESTS[kind].from_body(body), raw)
-            reply |= {"lost": self._lost} if self._lost else {}
+            request = REQUESTS[kind].from_body(body)
+            report: Body = {}
+            if isinstance(request, Hello) and request.revocations is not None and self.revocations is not None:
+                report = {"revocations": self.revocations.receive(request.revocations)}
+            reply, parts = self._handle_request(context, request, raw)
+            reply |= ({"lost": self._lost} if self._lost else {}) | report
         except MissingPartsError as error:
             reply = {"missing": list(error.args)}
+        except MissingRevocationsError as error:
+            _log.error("client %s refused a message (%s): %s", self.name, kind, error)
+            reply = {"refused": str(error), "revocations": error.to_report()}
         except InvalidMessageError as error:
             _log.error("client %s refused a message (%s): %s", self.name, kind, error)
             reply = {"failed": str(error)}
@@ -385,7 +396,10 @@ def load_client(folder: Path) -> Client:
     model = import_model(settings.get("model"), folder)
     limits: dict[str, Any] = {key: settings.get(key) for key in ("max_rows", "max_age")}
     permissions: dict[str, bool] = {key: settings.get(key, True) for key in ("explain", "describe")}
-    return Client(settings["name"], folder / "store", load, model, **limits, read_names=files.read_names, **permissions)
+    return Client(
+        settings["name"], folder / "store", load, model, **limits, read_names=files.read_names, **permissions,
+        revocations=ClientRevocations(folder),
+    )  # fmt: skip
 
 
 def _find_client(context: Context) -> Client:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,9 +26,17 @@ from feddrift.engines.flower.messages import (
     VERSION,
     Explain,
     Hello,
+    Request,
     RequestContext,
 )
 from feddrift.engines.flower.model_parts import Body
+from feddrift.engines.flower.revocations import (
+    MAX_SERIAL,
+    Revocation,
+    RevocationBook,
+    find_highest_serial,
+    parse_revocations,
+)
 from feddrift.engines.flower.serialization import InvalidMessageError, check_int
 from feddrift.engines.flower.server.exchange import Exchange, WaitingRules, exchange_messages
 from feddrift.engines.flower.server.remote import OutgoingRequest, ReplyReader
@@ -57,6 +65,7 @@ class Roster:
     keys: Mapping[bytes, str]  # by public key of a node, the name of its client
     features: tuple[int, ...]
     n_classes: int
+    revocations: RevocationBook | None = None  # None: the server has no list of revoked keys
 
 
 class ClientConnection:
@@ -76,6 +85,9 @@ class ClientConnection:
         self._last_hello: Any = None  # outcome of the last exchange if that was a hello
         self._versions: dict[int, str] = {}  # by client, the version of its last reply
         self._notes: dict[int, list[str]] = {}  # by client, notes on the current exchange
+        self._sent_revocations: dict[int, tuple[Revocation, ...]] = {}  # by client, the list at the last hello
+        self._received_revocations: dict[int, tuple[Revocation, ...]] = {}  # by client, the list that it has stored
+        self._serials: dict[int, int] = {}  # by client, the highest serial number that it has reported
 
     def send_requests(
         self, tau: int, requests: Mapping[int, OutgoingRequest], read_reply: ReplyReader, round: int | None = None
@@ -139,6 +151,7 @@ class ClientConnection:
                 trouble[c] = NOT_CONNECTED if c in self._find_clients_with_keys() else KEY_REVOKED
                 continue
             try:
+                request = self._add_revocations(c, request)
                 body = protocol.adapt_request(versions[c], exchange.asked, request.to_body())
             except InvalidMessageError as error:
                 trouble[c] = f"the request was not sent: {error}"
@@ -162,16 +175,11 @@ class ClientConnection:
                 continue
             try:
                 body, raw = serialization.unpack_message(reply.content)
-                if self._needs_other_version(c, versions[c], body, is_last_attempt):
+                answer = self._read_reply_head(c, versions[c], exchange.asked, body, is_last_attempt)
+                if answer is None:
                     repeated[c] = requests[c]
                     continue
-                body = protocol.adapt_reply(versions[c], exchange.asked, body)
-                self._check_reply_head(c, body)
-                if "missing" in body and not is_last_attempt:
-                    self._parts_at_client[c] = set()
-                    repeated[c] = requests[c]
-                    continue
-                checked[c] = read_reply(c, body, raw)
+                checked[c] = read_reply(c, answer, raw)
                 if request_type is not Explain:  # it does not change the client's store
                     self._parts_at_client[c] = set(requests[c][1]) | self._served_parts.get(c, set())
                 self.trouble.pop(self.roster.clients[c], None)
@@ -181,6 +189,9 @@ class ClientConnection:
                 trouble[c] = f"its reply is refused: {error}"
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
                 trouble[c] = f"its reply is refused: it is malformed ({type(error).__name__})"
+        for c in self._find_excluded_clients(checked):
+            del checked[c]
+            trouble[c] = KEY_REVOKED
         trouble = {c: to_one_line(problem) for c, problem in trouble.items()}  # it may quote text of a client
         for c, problem in trouble.items():
             if problem not in (NOT_CONNECTED, KEY_REVOKED) or request_type is not Hello:  # a hello finds out who is
@@ -213,6 +224,31 @@ class ClientConnection:
             tau=tau,
         )
 
+    def _read_reply_head(self, c: int, version: str, kind: str, body: Body, is_last_attempt: bool) -> Body | None:
+        """Check the part of a reply that all replies contain.
+
+        Args:
+            c: The client.
+            version: The version of the request.
+            kind: The kind of the request.
+            body: The body of the reply.
+            is_last_attempt: Whether the request was repeated already.
+
+        Returns:
+            The body with default values; None: the request must be repeated.
+        """
+        if self._needs_other_version(c, version, body, is_last_attempt):
+            return None
+        body = protocol.adapt_reply(version, kind, body)
+        self._check_sender(c, body)
+        if self._receive_revocations(c, body.get("revocations")) and not is_last_attempt:
+            return None
+        self._check_reply_head(c, body)
+        if "missing" in body and not is_last_attempt:
+            self._parts_at_client[c] = set()
+            return None
+        return body
+
     def _needs_other_version(self, c: int, sent_version: str, body: Body, is_last_attempt: bool) -> bool:
         """Return whether the request must be repeated with the version of the client's reply.
 
@@ -232,13 +268,61 @@ class ClientConnection:
             raise InvalidMessageError(f"it replies with version {version} to a request with version {sent_version}")
         return not is_last_attempt and version != sent_version and (other_protocol or "failed" in body)
 
-    def _check_reply_head(self, c: int, body: Body) -> None:
-        """Refuse a reply of another client or of one that failed; store lost models, and notes on damaged batches."""
+    def _add_revocations(self, c: int, request: Request) -> Request:
+        """Return a hello with the highest serial number of a revocation, and with the list if the client needs it."""
+        if not isinstance(request, Hello) or self.roster.revocations is None:
+            return request
+        revocations = tuple(self.roster.revocations.read())
+        content: Body = {"serial": find_highest_serial(revocations)}
+        self._sent_revocations[c] = revocations
+        if self._received_revocations.get(c) != revocations:
+            content["list"] = [asdict(entry) for entry in revocations]
+        return replace(request, revocations=content)
+
+    def _receive_revocations(self, c: int, report: Any) -> bool:
+        """Read what a client reports about revocations, and return whether the server's list lacked some of them.
+
+        Args:
+            c: The client.
+            report: The part of its reply; None: it reports nothing.
+        """
+        book = self.roster.revocations
+        if book is None or report is None:
+            return False
+        name = self.roster.clients[c]
+        serial = check_int(report["serial"], 0, MAX_SERIAL)
+        reported = parse_revocations(report.get("missing", []))
+        known_keys = {entry.key for entry in book.read()} if reported else set()
+        if missing := [entry for entry in reported if entry.key not in known_keys]:
+            book.adopt(name, missing)
+            number = "a revocation" if len(missing) == 1 else f"{len(missing)} revocations"
+            self._add_note(c, f"it reported {number} that this server lacked: {'; '.join(map(str, missing[:10]))}")
+        sent = self._sent_revocations.get(c, ())
+        if not reported and serial >= find_highest_serial(sent):
+            self._received_revocations[c] = sent
+        else:
+            self._received_revocations.pop(c, None)
+        if self._serials.get(c) != serial:
+            self._serials[c] = serial
+            book.note_serial(name, serial)
+        return bool(reported)
+
+    def _find_excluded_clients(self, clients: Iterable[int]) -> list[int]:
+        """Return those of these clients whose key was revoked during the exchange."""
+        if self.roster.revocations is None:
+            return []
+        return sorted(set(clients) - self._find_clients_with_keys())
+
+    def _check_sender(self, c: int, body: Body) -> None:
+        """Refuse a reply of another client."""
         is_nameless = "failed" in body and "client" not in body  # it failed before it had read its name
         if body.get("client") != self.roster.clients[c] and not is_nameless:
             raise InvalidMessageError(
                 f"it claims to be from client {body.get('client')!r}, but its key belongs to {self.roster.clients[c]!r}"
             )
+
+    def _check_reply_head(self, c: int, body: Body) -> None:
+        """Refuse a reply of a client that failed or refuses; store lost models, and notes on damaged batches."""
         for n, is_repaired in list(body.get("damaged", ()))[:MAX_REPORTED_PROBLEMS]:
             consequence = "was loaded again" if is_repaired else "is lost: its rows are deleted"
             self._add_note(c, f"its batch {check_int(n, 0, MAX_SIZE)} was damaged in its store, and {consequence}")
