@@ -491,6 +491,24 @@ def test_clients_give_a_restored_server_back_what_it_lacks(
     assert engine.present == {0, 2}
 
 
+def test_a_restored_server_may_have_used_the_same_number_again(made: Path, server: Path, tmp_path: Path) -> None:
+    write_backup(server, tmp_path / "b.tar")
+    client_keys.revoke_client(server, "b")
+    connect(made, server).send_hello(0)
+    restore_backup(tmp_path / "b.tar", tmp_path / "new")
+    client_keys.revoke_client(tmp_path / "new", "c")
+    engine = connect(made, tmp_path / "new")
+    engine.send_hello(0)
+    assert engine.present == {0} and list_keys(tmp_path / "new") == ["a"]
+    entries = read_list(tmp_path / "new")
+    assert [(entry.serial, entry.client) for entry in entries] == [(1, "b"), (1, "c")]
+    assert ClientRevocations(made / "clients" / "a").read()[0] == entries
+    client_keys.replace_client_key(made / "clients" / "b", "b")
+    client_keys.accept_new_key(tmp_path / "new", "b", made / "clients" / "b" / "key.pub")
+    client_keys.revoke_client(tmp_path / "new", "b")
+    assert [entry.serial for entry in read_list(tmp_path / "new")] == [1, 1, 2]
+
+
 def test_no_client_can_revoke_anothers_key(
     made: Path, server: Path, engine: InProcessFlower, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,11 +26,11 @@ from feddrift.deploy.flower_version import find_flwr_problem
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.pki.certificates import find_issuer, read_authorities, read_authority_key
 from feddrift.deploy.pki.revocations import (
-    require_key_confirmation,
     find_unsigned_entries,
     get_copy_path,
     hash_key,
     read_reported_serials,
+    require_key_confirmation,
 )
 from feddrift.deploy.processes import launcher
 from feddrift.deploy.settings import Settings

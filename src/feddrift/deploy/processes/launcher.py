@@ -22,9 +22,9 @@ from feddrift.deploy.monitor.logs import read_stop_reason, rotate_in_background
 from feddrift.deploy.monitor.status import RecordWatcher
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.pki.revocations import (
-    require_key_confirmation,
     hash_key,
     remove_revoked_keys,
+    require_key_confirmation,
     update_revocations,
 )
 from feddrift.deploy.processes import control, flower_preload, runtime

@@ -88,6 +88,7 @@ class ClientConnection:
         self._sent_revocations: dict[int, tuple[Revocation, ...]] = {}  # by client, the list at the last hello
         self._received_revocations: dict[int, tuple[Revocation, ...]] = {}  # by client, the list that it has stored
         self._serials: dict[int, int] = {}  # by client, the highest serial number that it has reported
+        self._has_adopted = False  # whether a client has reported revocations during the current exchange
 
     def send_requests(
         self, tau: int, requests: Mapping[int, OutgoingRequest], read_reply: ReplyReader, round: int | None = None
@@ -295,6 +296,7 @@ class ClientConnection:
         known_keys = {entry.key for entry in book.read()} if reported else set()
         if missing := [entry for entry in reported if entry.key not in known_keys]:
             book.adopt(name, missing)
+            self._has_adopted = True
             number = "a revocation" if len(missing) == 1 else f"{len(missing)} revocations"
             self._add_note(c, f"it reported {number} that this server lacked: {'; '.join(map(str, missing[:10]))}")
         sent = self._sent_revocations.get(c, ())
@@ -308,9 +310,10 @@ class ClientConnection:
         return bool(reported)
 
     def _find_excluded_clients(self, clients: Iterable[int]) -> list[int]:
-        """Return those of these clients whose key was revoked during the exchange."""
-        if self.roster.revocations is None:
+        """Return those of these clients whose key was revoked since another client has reported this."""
+        if not self._has_adopted:
             return []
+        self._has_adopted = False
         return sorted(set(clients) - self._find_clients_with_keys())
 
     def _check_sender(self, c: int, body: Body) -> None:
