@@ -179,7 +179,10 @@ def test_a_restored_server_starts_nothing_before_its_keys_are_confirmed(
     def start(*_: object) -> None:
         raise StartedError
 
+    registered: list[Path] = []
     monkeypatch.setattr(launcher, "_run_processes", start)
+    monkeypatch.setattr(launcher, "register_keys", registered.append)
+    monkeypatch.setattr(launcher, "is_server_running", lambda server: True)  # the server of the backup, at its port
     told = run_deploy_command("server", new, "--no-proxy", code=2)
     assert "new was restored from a backup, which may bring back keys" in told and f"{new} --confirm`" in told
     run_deploy_command("revoke", new, "b")
@@ -187,7 +190,9 @@ def test_a_restored_server_starts_nothing_before_its_keys_are_confirmed(
     with pytest.raises(ConfigError, match="was restored from a backup"):
         launcher.run_server(new, proxy=False)
     assert "the keys are confirmed: the server may start" in run_deploy_command("keys", new, "--confirm")
+    assert registered == []
     assert "the keys need no confirmation" in run_deploy_command("keys", new, "--confirm")
+    assert registered == [new]
     with pytest.raises(StartedError):
         launcher.run_server(new, proxy=False)
     texts = [notice.text for notice in read_audit_log(new)]
@@ -509,6 +514,26 @@ def test_a_restored_server_may_have_used_the_same_number_again(made: Path, serve
     assert [entry.serial for entry in read_list(tmp_path / "new")] == [1, 1, 2]
 
 
+def test_a_server_that_lacks_the_newest_authority_says_what_to_copy(
+    made: Path, server: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The backup is older than `renew --ca`: the server cannot check the signatures that clients report."""
+    write_backup(server, tmp_path / "b.tar")
+    run_deploy_command("renew", made, "--ca")
+    for name in NAMES:
+        shutil.copy(server / "ca.crt", made / "clients" / name / "ca.crt")
+    client_keys.revoke_client(server, "b")
+    connect(made, server).send_hello(0)
+    restore_backup(tmp_path / "b.tar", tmp_path / "new")
+    engine = connect(made, tmp_path / "new")
+    engine.send_hello(0)
+    assert engine.present == {1} and list_keys(tmp_path / "new") == list(NAMES)
+    assert "if the authority was renewed after the backup, copy the client's ca.crt to the server" in caplog.text
+    shutil.copy(made / "clients" / "a" / "ca.crt", tmp_path / "new" / "ca.crt")
+    engine.send_hello(1)
+    assert engine.present == {0, 2} and list_keys(tmp_path / "new") == ["a", "c"]
+
+
 def test_no_client_can_revoke_anothers_key(
     made: Path, server: Path, engine: InProcessFlower, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -533,6 +558,18 @@ def test_no_client_can_revoke_anothers_key(
     assert "client a has seen revocation 99, but" in join_problems(server)
     (server / "state" / "reported_serials.json").write_text("[")
     assert "has seen revocation" not in join_problems(server)
+
+
+@pytest.mark.parametrize(
+    "report", [1, [], {}, {"serial": -1}, {"serial": True}, {"serial": 0, "missing": {}}, {"serial": 0, "missing": [1]}]
+)
+def test_an_invalid_report_of_a_client_is_refused(server: Path, engine: InProcessFlower, report: Any) -> None:
+    client = engine.local_grid.clients["a"]
+    assert client.revocations is not None
+    client.revocations.receive = lambda content: report  # type: ignore[method-assign]
+    engine.send_hello(0)
+    assert engine.present == {1, 2} and engine.trouble["a"].startswith("hello at time 0: its reply is refused: ")
+    assert read_list(server) == []
 
 
 def test_clients_of_the_previous_protocol_are_not_sent_revocations(server: Path, engine: InProcessFlower) -> None:

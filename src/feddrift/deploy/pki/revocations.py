@@ -140,9 +140,14 @@ def read_reported_serials(server: Path) -> dict[str, int]:
         return {}
 
 
+def needs_key_confirmation(server: Path) -> bool:
+    """Return whether the server was restored from a backup, and its keys are not confirmed."""
+    return (server / "state" / UNCONFIRMED_MARKER).exists()
+
+
 def require_key_confirmation(server: Path) -> None:
     """Raise ConfigError if the keys of a restored server are not confirmed."""
-    if (server / "state" / UNCONFIRMED_MARKER).exists():
+    if needs_key_confirmation(server):
         raise ConfigError(
             f"{server} was restored from a backup, which may bring back keys that were revoked or replaced since: list "
             f"them with `feddrift deploy keys {server}`, revoke those that must not connect, and then run "

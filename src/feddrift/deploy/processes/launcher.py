@@ -23,6 +23,7 @@ from feddrift.deploy.monitor.status import RecordWatcher
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.pki.revocations import (
     hash_key,
+    needs_key_confirmation,
     remove_revoked_keys,
     require_key_confirmation,
     update_revocations,
@@ -191,9 +192,12 @@ def exclude_revoked_keys(server: Path, ca_key: Path | None = None, reported: Seq
 
 
 def update_running_server(server: Path) -> bool:
-    """Register the keys at the SuperLink if it is running, and return whether this was successful."""
+    """Register the keys at the SuperLink if it is running, and return whether this was successful.
+
+    A restored server whose keys are not confirmed is not running: at its port may be the server of the backup.
+    """
     try:
-        if is_server_running(server):
+        if is_server_running(server) and not needs_key_confirmation(server):
             register_keys(server)
             return True
     except FeddriftError as error:
