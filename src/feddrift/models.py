@@ -233,7 +233,9 @@ def join(first: Models, *others: Models) -> Models:
     family, owner, held = (
         tuple(value for models in stacks for value in getattr(models, name)) for name in ("family", "owner", "held")
     )
-    return Models(params, tuple(ids), mask, family, first.trunk, owner, held, first.classes)
+    return Models(
+        params, tuple(ids), mask=mask, family=family, trunk=first.trunk, owner=owner, held=held, classes=first.classes
+    )
 
 
 def graft(heads: Models, stock: Models, family: int) -> Models:

@@ -92,7 +92,7 @@ class TrainedStep:
     received: Ints  # [c], number of new examples; 0 for unreachable clients
     loss: Floats  # [c], error of the model in use on them, before training and merging; NaN if not scored
     sent: Floats  # [c], number of models sent to and from each client; a part of a model counts as a fraction
-    sent_scoring: Floats  # [c], those of them that were only scored
+    sent_scoring: Floats  # [c], the part of `sent` for scoring only
     events: tuple[Event, ...]
     shifts: Mapping[int, Shifts] = field(default_factory=dict, kw_only=True)  # by client with an alarm: what changed
     loop: LoopState = field(default=NO_LOOP_STATE, kw_only=True)  # after this time step
@@ -252,13 +252,13 @@ def run_steps(
         lost = [(c, i) for c, i in engine.lost_private() if owner.get(i) == c]
         alarmed = [] if state.drifted is None else np.flatnonzero(state.drifted).tolist()
         trained = TrainedStep(
-            tau,
-            replace(state, models=move_to_host(state.models)),  # the loop continues with models that may be on a device
-            fed.received,
-            fed.get_losses(find_models_in_use(state)),
-            fed.sent,
-            fed.sent_scoring,
-            find_model_events(before, state)
+            tau=tau,
+            state=replace(state, models=move_to_host(state.models)),  # the loop continues with models on a device
+            received=fed.received,
+            loss=fed.get_losses(find_models_in_use(state)),
+            sent=fed.sent,
+            sent_scoring=fed.sent_scoring,
+            events=find_model_events(before, state)
             + tuple(Event("created", i, {"reason": LOST_MODEL_REASON, "clients": [c]}) for c, i in lost),
             shifts=engine.shifts(tau, alarmed) if alarmed else {},
             loop=loop,

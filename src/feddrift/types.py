@@ -281,7 +281,8 @@ class Models:
     family: tuple[int, ...] = ()  # [m]
     trunk: Params = None  # a tree like params: True where an array belongs to the trunk; None: no array does
     owner: tuple[int, ...] = ()  # [m], the client whose private model it is, -1: shared; by default all are shared
-    held: tuple[int, ...] = ()  # [m], 0: parameters are in params; else only the owner has them, in this version
+    # [m], 0: the parameters are in `params`; else the version label under which only the owner stores them.
+    held: tuple[int, ...] = ()
     classes: Params = None  # a tree like params: the axis of each array that counts classes, -1: none; None: unknown
 
     def __post_init__(self) -> None:

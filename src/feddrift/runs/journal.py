@@ -1,7 +1,7 @@
 """Resumable time steps: a federation that records its answers.
 
 An algorithm depends only on the results of the federation's methods. A step that was killed is therefore repeated from
-its beginning with the recorded answers, up to the round in which it stopped; after it, clients are asked again.
+its beginning with the recorded answers, up to the round in which it stopped; later requests are sent again.
 """
 
 from __future__ import annotations

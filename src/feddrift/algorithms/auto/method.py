@@ -84,7 +84,7 @@ class FedDriftAuto:
     # Thresholds in standard errors.
     trial_rise_z: float = 1.0  # a client runs a trial if its error rose by more
     switch_z: float = 1.28  # a trial raises an alarm if another shared model is ahead by more
-    # A risen error is evidence, and a trial without an alarm is reviewed, if the lead over `stay` is above this.
+    # Above this lead over `stay`, a risen error alone is evidence, and a trial without an alarm is reviewed.
     not_worse_z: float = -1.0
     outcome_z: float = 1.645  # the next data confirm or contradict an alarm if they show a larger difference
     # An alarm needs no trust if its lead is above this and the alternative halves the mistakes. A trial without an
@@ -102,7 +102,7 @@ class FedDriftAuto:
         private_models.check_client_count(n)
         zeros = np.zeros(n, dtype=np.int64)
         return AutoState(
-            fed.fresh(), clustering.create_empty_clusters(n), Votes.for_one_model(zeros, 1), "soft",
+            fed.fresh(), clustering.create_empty_clusters(n), Votes.for_one_model(zeros, 1), ballot="soft",
             error=np.full(n, np.nan), rows=zeros, previous_model=zeros - 1, reviewed_next=np.zeros(n, dtype=bool),
         )  # fmt: skip
 
@@ -130,9 +130,9 @@ class FedDriftAuto:
             error[:] = np.nan  # the model was not trained yet
         return AutoState(
             models,
-            Clusters(clusters.w.model, len(models)),
+            Clusters(clusters.w.model, len(models)),  # w also has columns for the private models, which no cell trains
             private_models.share_votes_equally(models, assigned, private_models.choose_ensemble_size(gain)),
-            "soft",
+            ballot="soft",
             events=clusters.events,
             drifted=plan.alarmed,
             confirmed=shared.track_record.confirmed,

@@ -155,7 +155,7 @@ def _share_parent_trunks(
     local = replace(fed.local, hold_out=0.5)
     parents = best[[group[0] for group in groups]]
     parent_families = [models.family[parent] for parent in parents]
-    heads = take(models, parents, range(FIRST_HEAD_ID, FIRST_HEAD_ID + n), parent_families)
+    heads = take(models, parents, range(FIRST_HEAD_ID, FIRST_HEAD_ID + n), family=parent_families)
     heads = fed.train(heads, select_newest_data(fed, groups), rounds, replace(local, trains="head"))
     contestants = np.full((2, fed.n_clients, 1), -1)
     for k, group in enumerate(groups):
@@ -165,7 +165,7 @@ def _share_parent_trunks(
     uses_head = [compute_lead_z(result.wrong[group].sum(axis=0), 0, 1) <= 0 for group in groups]
     positions = [n + k if uses_head[k] else k for k in range(n)]
     families = [parent_families[k] if uses_head[k] else new_models.ids[k] for k in range(n)]
-    return take(both, positions, new_models.ids, families)
+    return take(both, positions, new_models.ids, family=families)
 
 
 def select_newest_data(fed: Federation, groups: Sequence[Sequence[int]]) -> Clusters:
@@ -183,7 +183,8 @@ def merge_similar(
 
     Args:
         clusters: The clusters of this time step, whose first models are those of `previous`.
-        previous: The clusters before this time step; only their models may merge.
+        previous: The clusters after the review of this time step, before moves and new models; only their models may
+            merge.
         mistakes: Mistakes of the models in `previous` on the new data.
         assigned: [c], position of the model that the client's new data train, or -1 for a new one.
         merge_z: Largest difference of models that merge, in standard errors of the difference of two errors on as many
@@ -193,7 +194,7 @@ def merge_similar(
     n = len(previous.models)
     if n < 2:
         return clusters
-    old_data = previous.assign_new_data(np.full(fed.n_clients, -1)).w  # no model is evaluated on the new data
+    old_data = previous.assign_new_data(np.full(fed.n_clients, -1)).w  # -1: leave the new data out; `mistakes` has them
     loss = fed.cross_evaluate(previous.models, old_data, "error")
     rows = fed.counts[-1]
     median_rows = float(np.median(rows[rows > 0])) if rows.any() else 1.0

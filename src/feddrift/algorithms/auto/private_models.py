@@ -22,7 +22,8 @@ from feddrift.errors import ConfigError
 from feddrift.models import join, take
 from feddrift.types import Clusters, Federation, Ints, Local, Models, Tournament, Votes
 
-# Kinds of private models. A model of a trial has two kinds in a row, one for each half of the data: STAY and STAY + 1.
+# Kinds of private models. A trial trains two models of each of its kinds, one for each half of the data: STAY and
+# STAY + 1, and likewise for NEW and FRESH.
 STAY = 0
 NEW = 2
 FRESH = 4
@@ -62,7 +63,7 @@ def copy_for_clients(models: Models, positions: Ints, kind: int, clients: Ints) 
         clients: The clients.
     """
     ids = [get_private_id(kind, c) for c in clients]
-    return take(models, positions, ids, ids, clients.tolist())
+    return take(models, positions, ids, family=ids, owner=clients.tolist())
 
 
 def index_by_id(models: Models) -> dict[int, int]:

@@ -124,6 +124,23 @@ def read_remaining_days(server: Path) -> dict[str, float]:
     return remaining
 
 
+def build_key_usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    """Return the purposes of a certificate's key; any purpose that is not named is excluded."""
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 def read_authority_key(server: Path, path: Path) -> Authority:
     """Return the authority in ca.crt to which this private key belongs.
 
@@ -151,7 +168,7 @@ def _create_authority() -> Authority:
     """Create a certificate authority that serves only this federation."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _build_name("feddrift authority")
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    usage = build_key_usage(key_cert_sign=True, crl_sign=True)
     certificate = (
         _prepare_certificate(name, name, key, AUTHORITY_VALID_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -167,7 +184,7 @@ def _create_server_certificate(
     """Create a certificate and private key of the server; it ends no later than the authority's certificate."""
     issuer, signer = authority
     key = ec.generate_private_key(ec.SECP256R1())
-    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+    usage = build_key_usage(digital_signature=True)
     certificate = (
         _prepare_certificate(subject, issuer.subject, key, SERVER_VALID_DAYS, issuer.not_valid_after_utc)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

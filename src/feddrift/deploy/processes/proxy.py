@@ -32,7 +32,7 @@ http {{
   uwsgi_temp_path {state}/nginx-uwsgi;
   scgi_temp_path {state}/nginx-scgi;
   limit_conn_zone $binary_remote_addr zone=from:1m;
-  limit_req_zone $binary_remote_addr zone=asks:1m rate={rate}r/s;
+  limit_req_zone $binary_remote_addr zone=requests:1m rate={rate}r/s;
   client_header_timeout 10s;  # a client that sends its request byte by byte must not block a connection
   client_body_timeout 30s;
   server {{
@@ -42,7 +42,7 @@ http {{
     ssl_protocols TLSv1.2 TLSv1.3;
     client_max_body_size {max_request};
     limit_conn from {connections};
-    limit_req zone=asks burst={burst} delay={at_once};
+    limit_req zone=requests burst={burst} delay={at_once};
     client_body_buffer_size 64k;
     location /v1/fleet/ {{
       proxy_pass https://127.0.0.1:{inner};

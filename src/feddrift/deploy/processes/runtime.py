@@ -19,7 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-VALID_DAYS = 3650  # of a new certificate
+from feddrift.deploy.pki.certificates import build_key_usage
+
+RUNTIME_CERTIFICATE_VALID_DAYS = 3650
 MIN_DAYS_LEFT = 365  # a certificate with fewer days is replaced when the client starts
 SECRET_BYTES = 32
 
@@ -80,7 +82,7 @@ def build_superexec_arguments(folder: Path, port: int, supernode: int) -> list[s
 def _create_certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "feddrift client")])
     now = datetime.now(UTC)
-    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
+    usage = build_key_usage(digital_signature=True, key_cert_sign=True)
     return (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -88,7 +90,7 @@ def _create_certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # the clock may be set back later
-        .not_valid_after(now + timedelta(days=VALID_DAYS))
+        .not_valid_after(now + timedelta(days=RUNTIME_CERTIFICATE_VALID_DAYS))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)

@@ -84,7 +84,16 @@ def read_resume_point(checkpoints: checkpoint.Folder, engine: Flower, about: dic
                 return replace(point, inside=StepProgress(*inside), events=tuple(events))
             return replace(point, events=tuple(events), rollback_time=saved.about.get("back_to"))
         received, loss, sent, scoring = statistics
-        last = TrainedStep(steps_done - 1, state, received, loss, sent, scoring, events, loop=loop)
+        last = TrainedStep(
+            tau=steps_done - 1,
+            state=state,
+            received=received,
+            loss=loss,
+            sent=sent,
+            sent_scoring=scoring,
+            events=events,
+            loop=loop,
+        )
         return replace(point, untested=last, checkpoint_file=saved.path)
     if first_damage:
         raise DataError(

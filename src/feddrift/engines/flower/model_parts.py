@@ -98,7 +98,7 @@ def make_version_label(tau: int, round: int) -> int:
 def find_old_private_parts(names: Iterable[str], keep: int = 3) -> set[str]:
     """Find the parts of old versions of private models: all but the newest versions of each model.
 
-    Three versions are needed: the server may go back to the checkpoint before its last, and a reply may be under way.
+    Three versions are needed: the server may restart from the checkpoint before its last, and a reply may be under way.
 
     >>> sorted(find_old_private_parts([f"private-3-{label}-head" for label in (9, 10, 11, 12)] + ["0123abcd"]))
     ['private-3-9-head']
@@ -110,7 +110,10 @@ def find_old_private_parts(names: Iterable[str], keep: int = 3) -> set[str]:
 
 
 def find_later_private_parts(names: Iterable[str], ids: set[int], label: int) -> set[str]:
-    """Find the parts of these private models with later versions than this label: the server has gone back."""
+    """Find the parts of these private models with later versions than this label.
+
+    There are some if the server restarted from an older checkpoint.
+    """
     return {name for name, model_id, version in _parse_private_names(names) if model_id in ids and version > label}
 
 

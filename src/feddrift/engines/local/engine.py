@@ -353,7 +353,15 @@ class InProcessWorker(Worker):
         shape = stream.x.shape[1:]
         n_groups = 0 if stream.group is None else int(stream.group.max()) + 1
         reachable = engine.reachable[tau].copy()  # clients may become unreachable during the time step
-        self.known = FederationInfo(stream.clients, shape, stream.n_classes, counts, reachable, concepts, n_groups)
+        self.known = FederationInfo(
+            clients=stream.clients,
+            features=shape,
+            n_classes=stream.n_classes,
+            counts=counts,
+            reachable=reachable,
+            concepts=concepts,
+            n_groups=n_groups,
+        )
 
     @abstractmethod
     def updates(self, models: Models, plan: TrainingPlan, round: int, local: Local) -> Updates: ...

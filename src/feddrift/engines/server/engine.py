@@ -55,7 +55,7 @@ class Engine(ABC):
         return ()
 
     def at(self, tau: int) -> TimeStep:
-        """Return the federation of time tau: what an algorithm may ask its clients."""
+        """Return the federation of time tau: what an algorithm may request from its clients."""
         worker = self.worker(tau)
         if self.conditions.lies != NO_BYZANTINE_CLIENTS:
             worker = ByzantineWorker(worker, self.conditions.lies, tau, self.seed)

@@ -127,7 +127,10 @@ def _split_trained_parts(engine: InProcess, params: Params, plan: TrainingPlan, 
 
 
 def _store_private_models(engine: InProcess, store: Store, trained: Models, plan: TrainingPlan, label: int) -> None:
-    """Store private models under this version label, and delete later versions: the server has gone back."""
+    """Store private models under this version label, and delete later versions.
+
+    There are some if the server restarted from an older checkpoint.
+    """
     parts = dict[str, Part]()
     for m in sorted(set(plan.model.tolist())):
         params = get_params(trained, m)

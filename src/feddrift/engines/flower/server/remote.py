@@ -101,7 +101,8 @@ class Remote(Worker):
         self.transport = transport
         self.tau = tau
         self.known = known
-        # By client, model and question: the number of rows and the sum of their scores, of the newest data and by time.
+        # By client, parts of the model, and metric with division: the number of rows and the sum of their scores, of
+        # the newest data and of the stored data of each time step.
         self._scores: dict[tuple[int, str, str], tuple[Any, dict[int, Any]]] = {}
         # By family that one client trains alone: the first round that is not done yet.
         self._rounds_done: dict[int, int] = {}
