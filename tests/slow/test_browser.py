@@ -65,12 +65,13 @@ def sine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_new_client_can_list_who_drifted_when(sine: Path) -> None:
-    _, text = read_text(sine, "client=7&time=4")
-    assert "FedDrift on sine-2" in text and "10 of 10 drifts noticed, each in the step in which it happened" in text
-    told = text[text.index("Client 7 Mean accuracy") :]
-    assert "time 4 Its data changed from concept A to B; noticed at once." in told
-    assert "Alarm: the best model's error rose from 0.020 to 0.990, by more than delta 0.1; model 2" in told
-    assert "time 5 Model 2 merged into model 1" in told
+    _, text = read_text(sine, "algorithm=FedDrift&client=7&time=4")
+    assert "sine-2: FedDrift, Oblivious and Oracle" in text and "FedDrift, seed 0" in text
+    assert "10 of 10 drifts noticed, each in the step in which it happened" in text
+    history = text[text.index("Client 7 Mean accuracy") :]
+    assert "time 4 Its data changed from concept A to B; noticed at once." in history
+    assert "Alarm: the best model's error rose from 0.020 to 0.990, by more than delta 0.1; model 2" in history
+    assert "time 5 Model 2 merged into model 1" in history
     assert "feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seed 0" in text
     assert "Dummy: always 0.11 1.00 0.00 90 80 0" in text  # precision, recall, delay, moves, false, missed
 
@@ -83,21 +84,24 @@ def test_pointing_at_a_cell_and_walking_with_arrow_keys(sine: Path) -> None:
         const map = document.querySelector(".map"), { left, top } = map.querySelector("canvas").getBoundingClientRect();
         for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp"])
           map.dispatchEvent(new KeyboardEvent("keydown", { key }));
-        const x = left + view.maps.names + view.maps.panels[0].wide * 4.5, y = top + 4 + view.maps.tall * 5.5;
+        const x = left + view.maps.nameWidth + view.maps.panels[0].columnWidth * 4.5,
+          y = top + 4 + view.maps.rowHeight * 5.5;
         map.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));
       }, 20);
     </script>"""
     file = sine.with_name("act.html")
     file.write_text(sine.read_text().replace("</body>", f"{act}</body>"))
-    _, text = read_text(file, "client=1&time=4")
+    _, text = read_text(file, "algorithm=FedDrift&client=1&time=4")
     assert "Client 2 Mean accuracy" in text and "time 5 Its data changed" in text  # two down, one up, one right
-    told = text[text.index("Client 5, time 5") :]
-    assert told.startswith("Client 5, time 5 model 5 accuracy next 99.2 % concept B, new here Alarm: the best model's")
+    tooltip = text[text.index("Client 5, time 5") :]
+    assert tooltip.startswith(
+        "Client 5, time 5 model 5 accuracy, next step 99.2 % concept B, changed Alarm: the best model's"
+    )
 
 
 def test_another_run_is_chosen_by_the_address(sine: Path) -> None:
     markup, text = read_text(sine, "algorithm=Oblivious&seed=3")
-    assert "Oblivious on sine-2" in text and "0 of 10 drifts noticed" in text and "seed 3" in text
+    assert "Oblivious, seed 3" in text and "0 of 10 drifts noticed" in text
     assert markup.count("<canvas") == 2 and "missed" in text
 
 
@@ -119,7 +123,9 @@ def test_names_are_text_whatever_they_are(tmp_path: Path) -> None:
     assert "<title>&lt;u&gt;runs&lt;/u&gt; · feddrift report</title>" in markup
     assert "<img" not in markup and "<b>Mine" not in markup and "<i>because" not in markup
     assert "&lt;img src=x onerror=" in markup  # as text
-    assert re.search(r"1 alarm: <img src=x [^.]+… at time 2\. The true concepts are not known\.", text)
+    assert re.search(
+        r"1 alarm was raised and acted on: <img src=x [^.]+… at time 2\. The true concepts are unknown\.", text
+    )
     assert "because" in text
 
 
@@ -173,9 +179,9 @@ def test_of_many_clients_a_sample_is_shown(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "report.html"
     page.write_page([write_record(tmp_path, make_header(2, n), {"drift": drift})], file, "runs")
     _, text = read_text(file)
-    assert "1,000 clients" in text and "500 alarms: Client" in text and "496 more" in text  # all of them
-    assert "Shown, and listed below, are 100 of 1,000 clients, drawn evenly; numbers and curves are of all" in text
-    assert "Of the clients that are shown. By mean accuracy" in text
+    assert "1,000 clients" in text and "500 alarms were raised and all were acted on" in text  # of all clients
+    assert "an even sample of 100 of 1,000 clients; numbers and curves include all clients" in text
+    assert "Among the clients of the sample. By mean accuracy" in text
     listed = int(re.findall(r"12 of (\d+)", text)[0])
     assert 30 < listed < 70  # about half of those that are shown
 
@@ -190,7 +196,7 @@ def test_absent_clients_and_names_of_times(tmp_path: Path) -> None:
     _, text = read_text(tmp_path / "report.html", "client=new&time=1")
     assert "time 1 week 0 It had not joined yet." in text and "time 2 week 1 It joined: its first data." in text
     assert "not joined yet" in text and "pale: no new data" in text
-    assert "In all 74.0 MB for training and 6.0 MB for scoring." in text
+    assert "Total: 74.0 MB for training and 6.0 MB for scoring." in text
     _, text = read_text(tmp_path / "report.html", "client=old&time=2")
     assert "time 3 week 2 No new data reached the server until time 4 (week 3)." in text
     act = """<script>
@@ -198,7 +204,8 @@ def test_absent_clients_and_names_of_times(tmp_path: Path) -> None:
         if (document.documentElement.dataset.ready !== "yes") return;
         clearInterval(wait);
         const map = document.querySelector(".map"), { left, top } = map.querySelector("canvas").getBoundingClientRect();
-        const x = left + view.maps.names + view.maps.panels[0].wide * 1.5, y = top + 4 + view.maps.tall * 1.5;
+        const x = left + view.maps.nameWidth + view.maps.panels[0].columnWidth * 1.5,
+          y = top + 4 + view.maps.rowHeight * 1.5;
         map.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));
       }, 20);
     </script>"""
@@ -282,19 +289,20 @@ def test_a_switch_has_the_numbers_that_explain_it(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     record_of = write_record(tmp_path, make_header(3, 2, settings={"metric": "error"}), columns)
     page.write_page([record_of], file, "runs")
-    moved = "Moved from model 1 to model 0, which was there before"
+    moved = "Moved from model 1 to the existing model 0"
     point = """const map = document.querySelector(".map"),
         { left, top } = map.querySelector("canvas").getBoundingClientRect();
-      const x = left + view.maps.names + view.maps.panels[0].wide * 2.5, y = top + 4 + view.maps.tall * 1.5;
+      const x = left + view.maps.nameWidth + view.maps.panels[0].columnWidth * 2.5,
+        y = top + 4 + view.maps.rowHeight * 1.5;
       map.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));"""
     _, text = run_script(file, point, "client=1&time=3")
-    why = f"{moved}: on its new data model 1 had error 0.600, model 0 had error 0.250 before training."
+    why = f"{moved}: on its new data, model 1 had error 0.600 and model 0 had error 0.250 before training."
     assert text.count(why) == 2  # the story and the tip
     assert "error, old model error, new model accuracy next, % why" in text
     assert f"3 Client 1 switch 0.600 0.250 85.0 {moved}." in text
     page.write_page([write_record(tmp_path / "b", make_header(3, 2, settings={}), columns)], file, "runs")
     _, text = read_text(file, "client=1&time=3")
-    assert "on its new data model 1 had accuracy 40.0 %, model 0 had loss 0.250 before training." in text
+    assert "on its new data, model 1 had accuracy 40.0 % and model 0 had loss 0.250 before training." in text
 
 
 MEASURE = """const root = document.documentElement, wide = [...document.querySelectorAll("main *")]
@@ -329,21 +337,22 @@ def test_nothing_but_wide_tables_and_charts_scrolls_sideways(real: Path, width: 
 
 
 def test_an_unfinished_federation(tmp_path: Path) -> None:
-    """Also before its first time step, and with one that nobody has tested."""
+    """Also before its first time step, and with one that is not tested yet."""
     going_on = write_federation_record(tmp_path)
     file = tmp_path / "page.html"
     page.write_page([going_on], file, "fed")
     _, text = read_text(file, "client=2&time=3")
-    assert "3 clients · unfinished: 3 time steps" in text.replace("\xa0", " ").replace("  ", " ")
-    assert "Time 3 (day 2) is trained and not tested yet" in text and "Tested next: not tested yet." in text
+    assert "3 clients · 1 run" in text and "unfinished: 3 time steps" in text
+    assert "Time 3 (day 2) is trained and not tested yet" in text
+    assert "Accuracy on the next time step: not tested yet." in text
     assert "last column: not tested yet" in text and "feddrift deploy run DIR" in text
-    said = text[text.index("Questions to the clients") :]
-    assert "Client 1 0 of 2" in said and "train, round 1 it is not connected" in said
+    requests = text[text.index("Requests to the clients") :]
+    assert "Client 1 0 of 2" in requests and "train, round 1 it is not connected" in requests
     empty = tmp_path / "empty.html"
     lines = (next(tmp_path.glob("*.part"))).read_text().splitlines(keepends=True)
-    for n in (1, 2, 6):  # a header, a question, a time step that nobody has tested
+    for n in (1, 2, 6):  # a header, a request, a time step that is not tested yet
         (tmp_path / "some.jsonl").write_text("".join(lines[:n]))
         page.write_page([record.read(tmp_path / "some.jsonl")], empty, "fed")
-        said = read_text(empty)[1]
-        assert ("No time step is done yet" in said) == (n < 6)
-        assert ("Time 1 (day 0) is trained and not tested yet" in said) == (n == 6)
+        text = read_text(empty)[1]
+        assert ("No time step is done yet" in text) == (n < 6)
+        assert ("Time 1 (day 0) is trained and not tested yet" in text) == (n == 6)

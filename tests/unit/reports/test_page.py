@@ -143,8 +143,8 @@ def test_decisions_stand_at_their_cells(tmp_path: Path) -> None:
     ]
     decided = [{"t": 2, "event": "decided", "model": 0, "cause": cause} for cause in causes]
     run = only([write_record(tmp_path, make_header(4, 3), COLUMNS, [*decided, EVENTS[0], EVENTS[2]])])
-    says = f"""const run = {json.dumps(run)}, at = (t, c) => 3 * t + c;
-        const maps = {{run, at, cells: run.cells, alarms: new Set(run.cells.alarms), switches: new Set()}};
+    says = f"""const run = {json.dumps(run)}, cellIndex = (t, c) => 3 * t + c;
+        const maps = {{run, cellIndex, cells: run.cells, alarms: new Set(run.cells.alarms), switches: new Set()}};
         console.log(JSON.stringify([[0, 1, 2].map((c) => reasons(maps, 2, c)), eventsOf(run, 2, 2)]))"""
     cells, listed = run_in_node(says, "tools", "words", "tables")
     past, everybody = "Decision: the last alarm did not pay.", "Decision for all clients: own models vote."
@@ -160,9 +160,9 @@ def test_names_in_the_map_have_the_room_that_they_need() -> None:
         var document = {createElement: () => canvas};
         var getComputedStyle = () => ({fontFamily: "serif"});
         const maps = Object.create(Maps.prototype);
-        Object.assign(maps, {n: 2, stream: {clients: ["WN", "MQ"]}, cells: {}, ordered: () => [0, 1]});
+        Object.assign(maps, {n: 2, stream: {clients: ["WN", "MQ"]}, cells: {}, sortClients: () => [0, 1]});
         try { maps.draw(null, {}); } catch {}  // the rest of it needs a page
-        console.log(maps.names)"""
+        console.log(maps.nameWidth)"""
     assert run_in_node(wide, "map", "words") == 14 + 2 * 11
 
 

@@ -1,36 +1,38 @@
 // Line and bar charts as SVG with common axes.
-const LETTER = 8; // approximate maximum width of a letter of a label, in pixels
+const LETTER_WIDTH_PX = 8; // approximate maximum, of a letter of a label
 
-// The width for the names of lines at their ends, in pixels.
-const roomFor = (names, most) => Math.min(most, 20 + LETTER * Math.max(...names.map((name) => name.length)));
+// Returns the width for the names of lines at their ends, in pixels.
+const labelWidth = (names, limit) =>
+  Math.min(limit, 20 + LETTER_WIDTH_PX * Math.max(...names.map((name) => name.length)));
+
 function ticks(low, high, n = 6) {
   const raw = (high - low) / n || 1;
   const base = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * base).find((m) => m >= raw);
-  const found = [];
-  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-6; v += step) found.push(v);
-  return found;
+  const values = [];
+  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-6; v += step) values.push(v);
+  return values;
 }
 
 function frame({ width, height, x, y, label, left = 44, right = 12, top = 10, bottom = 34 }) {
-  const at = {
+  const scale = {
     x: (v) => left + ((v - x[0]) / (x[1] - x[0] || 1)) * (width - left - right),
     y: (v) => height - bottom - ((v - y[0]) / (y[1] - y[0] || 1)) * (height - top - bottom),
   };
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  return { svg, at, left, right, top, bottom, width, height };
+  return { svg, scale, left, right, top, bottom, width, height };
 }
 
 function axes(f, { xs, ys, xlabel, show = (v) => v, showX = (v) => v }) {
   for (const v of ys) {
     f.svg.append(
-      s("line", { class: "axis", x1: f.left, x2: f.width - f.right, y1: f.at.y(v), y2: f.at.y(v) }),
-      s("text", { x: f.left - 8, y: f.at.y(v) + 4, "text-anchor": "end" }, String(show(v))),
+      s("line", { class: "axis", x1: f.left, x2: f.width - f.right, y1: f.scale.y(v), y2: f.scale.y(v) }),
+      s("text", { x: f.left - 8, y: f.scale.y(v) + 4, "text-anchor": "end" }, String(show(v))),
     );
   }
   for (const v of xs) {
     const text = String(showX(v)),
-      x = Math.min(f.at.x(v), f.width - (LETTER * text.length) / 2); // the last label ends with the chart
+      x = Math.min(f.scale.x(v), f.width - (LETTER_WIDTH_PX * text.length) / 2); // the last label ends with the chart
     f.svg.append(s("text", { x, y: f.height - f.bottom + 18, "text-anchor": "middle" }, text));
   }
   const beside = xlabel && xlabel.length < 6; // a word fits before the first number, a sentence is placed below
@@ -41,21 +43,21 @@ function axes(f, { xs, ys, xlabel, show = (v) => v, showX = (v) => v }) {
 }
 
 // The label of a time step: its name if all time steps have short names, else its number from 1.
-const LONGEST_NAME = 12;
+const MAX_TIME_NAME_LETTERS = 12;
 function timeNames() {
   const names = view.run.times;
-  return names.length && names.every((name) => name && name.length <= LONGEST_NAME) ? names : null;
+  return names.length && names.every((name) => name && name.length <= MAX_TIME_NAME_LETTERS) ? names : null;
 }
 const timeMark = (t) => (timeNames() ? timeNames()[t] ?? t + 1 : t + 1);
 
 // The time steps that get a label, so that labels do not overlap.
-function times(n, room, each = 26) {
+function times(n, width, minGap = 26) {
   const longest = Math.max(0, ...(timeNames() || []).map((name) => name.length));
-  const every = Math.max(1, Math.ceil((n * Math.max(each, 7 * longest + 8)) / room));
-  return range(n).filter((t) => t % every === 0);
+  const interval = Math.max(1, Math.ceil((n * Math.max(minGap, 7 * longest + 8)) / width));
+  return range(n).filter((t) => t % interval === 0);
 }
 
-function path(points, at) {
+function path(points, scale) {
   let text = "",
     pen = "M";
   for (const [x, y] of points) {
@@ -63,13 +65,13 @@ function path(points, at) {
       pen = "M";
       continue;
     }
-    text += `${pen}${at.x(x).toFixed(1)},${at.y(y).toFixed(1)}`;
+    text += `${pen}${scale.x(x).toFixed(1)},${scale.y(y).toFixed(1)}`;
     pen = "L";
   }
   return text;
 }
 
-function band(low, high, at) {
+function band(low, high, scale) {
   const runs = [[]];
   low.forEach((v, i) => (known(v) && known(high[i]) ? runs[runs.length - 1].push(i) : runs.push([])));
   return runs
@@ -77,12 +79,12 @@ function band(low, high, at) {
     .map(
       (run) =>
         "M" +
-        run.map((i) => `${at.x(i).toFixed(1)},${at.y(high[i]).toFixed(1)}`).join("L") +
+        run.map((i) => `${scale.x(i).toFixed(1)},${scale.y(high[i]).toFixed(1)}`).join("L") +
         "L" +
         run
           .slice()
           .reverse()
-          .map((i) => `${at.x(i).toFixed(1)},${at.y(low[i]).toFixed(1)}`)
+          .map((i) => `${scale.x(i).toFixed(1)},${scale.y(low[i]).toFixed(1)}`)
           .join("L") +
         "Z",
     )
@@ -90,7 +92,7 @@ function band(low, high, at) {
 }
 
 // Moves the labels at the ends of lines until they do not overlap.
-function spread(labels, gap, low, high) {
+function spreadLabels(labels, gap, low, high) {
   const placed = labels.slice().sort((a, b) => a.y - b.y);
   placed.forEach((l, i) => {
     l.y = Math.max(l.y, i ? placed[i - 1].y + gap : low);
@@ -139,8 +141,8 @@ function lineChart(
   if (known(marks))
     f.svg.append(
       s("line", {
-        x1: f.at.x(marks),
-        x2: f.at.x(marks),
+        x1: f.scale.x(marks),
+        x2: f.scale.x(marks),
         y1: f.top,
         y2: height - f.bottom,
         stroke: "var(--faint)",
@@ -148,14 +150,14 @@ function lineChart(
       }),
     );
   for (const l of lines.slice().sort((a, b) => a.strong - b.strong)) {
-    if (l.low && l.strong) f.svg.append(s("path", { d: band(l.low, l.high, f.at), fill: l.stroke, opacity: 0.14 }));
+    if (l.low && l.strong) f.svg.append(s("path", { d: band(l.low, l.high, f.scale), fill: l.stroke, opacity: 0.14 }));
     f.svg.append(
       s(
         "path",
         {
           d: path(
             l.values.map((v, i) => [i, v]),
-            f.at,
+            f.scale,
           ),
           fill: "none",
           stroke: l.stroke,
@@ -170,7 +172,7 @@ function lineChart(
     );
     if (l.strong && n <= 40) {
       l.values.forEach(
-        (v, i) => known(v) && f.svg.append(s("circle", { cx: f.at.x(i), cy: f.at.y(v), r: 2.6, fill: l.stroke })),
+        (v, i) => known(v) && f.svg.append(s("circle", { cx: f.scale.x(i), cy: f.scale.y(v), r: 2.6, fill: l.stroke })),
       );
     }
   }
@@ -178,16 +180,16 @@ function lineChart(
     .filter((l) => l.strong && l.values.some(known))
     .map((l) => {
       const i = l.values.findLastIndex(known);
-      return { text: l.name, stroke: l.stroke, from: f.at.y(l.values[i]), y: f.at.y(l.values[i]), x: f.at.x(i) };
+      return { text: l.name, stroke: l.stroke, from: f.scale.y(l.values[i]), y: f.scale.y(l.values[i]), x: f.scale.x(i) };
     });
-  for (const l of spread(ends, 16, f.top + 2, height - f.bottom)) {
+  for (const l of spreadLabels(ends, 16, f.top + 2, height - f.bottom)) {
     const x = width - right + 14;
     if (Math.abs(l.y - l.from) > 3 || l.x < width - right - 1) {
       f.svg.append(
         s("path", { d: `M${l.x + 4},${l.from}L${x - 3},${l.y}`, stroke: l.stroke, opacity: 0.5, fill: "none" }),
       );
     }
-    const text = shorten(l.text, Math.floor((right - 14) / LETTER));
+    const text = shorten(l.text, Math.floor((right - 14) / LETTER_WIDTH_PX));
     f.svg.append(s("text", { class: "name", x, y: l.y + 4, style: `fill:${l.stroke}` }, text, s("title", {}, l.text)));
   }
   return f.svg;
@@ -218,10 +220,10 @@ function barChart(series, { width, height, label, xlabel, show, line = null }) {
         s(
           "rect",
           {
-            x: f.at.x(t) - w / 2,
+            x: f.scale.x(t) - w / 2,
             width: w,
-            y: Math.min(f.at.y(from), f.at.y(to)),
-            height: Math.max(1, Math.abs(f.at.y(from) - f.at.y(to)) - 1),
+            y: Math.min(f.scale.y(from), f.scale.y(to)),
+            height: Math.max(1, Math.abs(f.scale.y(from) - f.scale.y(to)) - 1),
             fill: b.fill,
             rx: 1.5,
           },
@@ -231,14 +233,14 @@ function barChart(series, { width, height, label, xlabel, show, line = null }) {
     }
   }
   if (y[0] < 0)
-    f.svg.append(s("line", { class: "axis ink", x1: f.left, x2: width - f.right, y1: f.at.y(0), y2: f.at.y(0) }));
+    f.svg.append(s("line", { class: "axis ink", x1: f.left, x2: width - f.right, y1: f.scale.y(0), y2: f.scale.y(0) }));
   if (known(line))
     f.svg.append(
       s("line", {
         x1: f.left,
         x2: width - f.right,
-        y1: f.at.y(line),
-        y2: f.at.y(line),
+        y1: f.scale.y(line),
+        y2: f.scale.y(line),
         stroke: "var(--ink)",
         "stroke-dasharray": "3 3",
       }),

@@ -1,5 +1,5 @@
 // Requests to clients on real machines: waiting times, traffic, and missing replies.
-const ASKED = {
+const REQUEST_NAMES = {
   hello: ["hello: new data and test", "var(--m5)"],
   evaluate: ["evaluation", "var(--m2)"],
   describe: ["feature statistics", "var(--m1)"],
@@ -12,19 +12,19 @@ const ASKED = {
 
 function exchanges() {
   const { run, stream } = view,
-    found = run.exchanges;
-  $("exchanges").hidden = !found;
-  if (!found) return;
+    statistics = run.exchanges;
+  $("exchanges").hidden = !statistics;
+  if (!statistics) return;
   fill(
     "exchanges-note",
     "Seconds for which the server waited for replies in each time step. Of consecutive hellos with the same replies, only " +
       "the first is counted. " +
-      `The last request was sent at ${clock(found.last)} UTC.`,
+      `The last request was sent at ${clock(statistics.last)} UTC.`,
   );
-  const series = Object.entries(found.seconds)
+  const series = Object.entries(statistics.seconds)
     .filter(([, values]) => sum(values))
     .map(([kind, values]) => {
-      const [name, fill] = ASKED[kind] || [kind, "var(--other)"];
+      const [name, fill] = REQUEST_NAMES[kind] || [kind, "var(--other)"];
       return { name, values, fill };
     });
   fill(
@@ -38,15 +38,15 @@ function exchanges() {
     }),
     key(series.map(({ name, fill }) => [name, fill])),
   );
-  fill("exchanges-clients", answerTable(found, stream));
-  fill("exchanges-out", outList(found, stream));
+  fill("exchanges-clients", tabulateReplies(statistics, stream));
+  fill("exchanges-out", listMissingReplies(statistics, stream));
 }
 
 // The table of clients; if there are many, the clients with the fewest replies first, then the slowest.
-function answerTable(found, stream, show = 12) {
+function tabulateReplies(statistics, stream, show = 12) {
   const head = [["client", "text"], ["replies"], ["median, s"], ["slowest, s"], ["MB to"], ["MB from"]];
   const share = (x) => (x.asked ? x.answered / x.asked : 1);
-  const all = found.clients.map((x, c) => ({ ...x, c }));
+  const all = statistics.clients.map((x, c) => ({ ...x, c }));
   if (all.length > show) all.sort((a, b) => share(a) - share(b) || (b.slowest || 0) - (a.slowest || 0));
   const rows = all
     .slice(0, show)
@@ -67,7 +67,7 @@ function answerTable(found, stream, show = 12) {
         ),
       ),
     );
-  const more = () => fill("exchanges-clients", answerTable(found, stream, show * 4));
+  const more = () => fill("exchanges-clients", tabulateReplies(statistics, stream, show * 4));
   return [table(head, rows), all.length > show ? showMore(more, show, all.length) : null];
 }
 
@@ -80,13 +80,13 @@ function showMore(more, shown, all) {
   );
 }
 
-function clock(at) {
-  return at.slice(0, 19).replace("T", " ");
+function clock(timestamp) {
+  return timestamp.slice(0, 19).replace("T", " ");
 }
 
 // The table of missing replies and notes, the newest first.
-function outList(found, stream, show = 8) {
-  if (!found.out.length) return [h("p", { class: "note" }, "None: all requests were answered.")];
+function listMissingReplies(statistics, stream, show = 8) {
+  if (!statistics.out.length) return [h("p", { class: "note" }, "None: all requests were answered.")];
   const head = [
     ["when, UTC", "text"],
     ["time", "text"],
@@ -95,19 +95,19 @@ function outList(found, stream, show = 8) {
     ["why", "text"],
   ];
   const kinds = ["text tight", "text tight", "text tight", "text tight", "text wide"];
-  const rows = found.out
+  const rows = statistics.out
     .slice(-show)
     .reverse()
-    .map(([at, t, c, asked, round, why]) =>
+    .map(([timestamp, t, c, request, round, why]) =>
       h(
         "tr",
         {},
-        cells([clock(at), t + 1, nameOf(stream, c), asked + (known(round) ? `, round ${round + 1}` : ""), why], kinds),
+        cells([clock(timestamp), t + 1, nameOf(stream, c), request + (known(round) ? `, round ${round + 1}` : ""), why], kinds),
       ),
     );
-  const more = () => fill("exchanges-out", outList(found, stream, show * 4));
+  const more = () => fill("exchanges-out", listMissingReplies(statistics, stream, show * 4));
   return [
     table(head, rows),
-    found.out.length > show ? showMore(more, show, found.n_out) : null,
+    statistics.out.length > show ? showMore(more, show, statistics.n_out) : null,
   ];
 }

@@ -3,45 +3,52 @@ const MAX_ROWS = 22;
 
 function lineageChart(maps, { width, left }) {
   const { run, n, T, cells, shade } = maps,
-    lives = new Map();
-  const life = (m) =>
-    lives.get(m) ||
-    lives.set(m, { m, born: null, end: null, from: null, into: null, users: new Array(T).fill(0), total: 0 }).get(m);
+    rows = new Map();
+  const emptyRow = (m) => ({
+    m,
+    created: null,
+    merged: null,
+    parent: null,
+    target: null,
+    users: new Array(T).fill(0),
+    total: 0,
+  });
+  const rowOf = (m) => rows.get(m) || rows.set(m, emptyRow(m)).get(m);
   cells.model.forEach((m, i) => {
-    const l = life(m);
+    const l = rowOf(m);
     l.users[Math.floor(i / n)] += 1;
     l.total += 1;
   });
   for (const e of run.events) {
-    const l = life(e.model);
+    const l = rowOf(e.model);
     if (e.kind === "created") {
-      l.born = e.t;
-      l.from = e.from ?? null;
-      l.why = e.why;
+      l.created = e.t;
+      l.parent = e.from ?? null;
+      l.reason = e.why;
     }
     if (e.kind === "merged") {
-      l.end = e.t;
-      l.into = e.into;
-      l.gone = e.why;
+      l.merged = e.t;
+      l.target = e.into;
+      l.endReason = e.why;
     }
     if (e.kind === "retired") {
-      l.left = e.t;
-      l.gone = e.why;
+      l.retired = e.t;
+      l.endReason = e.why;
     }
   }
-  const all = [...lives.values()].filter((l) => l.total || l.born !== null),
-    folded = fold(all, (m) => cells.roots[m] ?? m);
+  const all = [...rows.values()].filter((l) => l.total || l.created !== null),
+    folded = foldSimilarRows(all, (m) => cells.roots[m] ?? m);
   const shown = folded
     .slice()
     .sort((a, b) => b.total - a.total || a.m - b.m)
     .slice(0, MAX_ROWS)
     .sort((a, b) => a.m - b.m);
-  const row = new Map(shown.map((l, i) => [l.m, i]));
-  const tall = shown.length > 12 ? 17 : 24,
-    height = 14 + tall * shown.length + 24,
-    wide = (width - left) / T;
-  const x = (t) => left + wide * (t + 0.5),
-    y = (m) => 12 + tall * (row.get(m) + 0.5) - 4;
+  const position = new Map(shown.map((l, i) => [l.m, i]));
+  const rowHeight = shown.length > 12 ? 17 : 24,
+    height = 14 + rowHeight * shown.length + 24,
+    columnWidth = (width - left) / T;
+  const x = (t) => left + columnWidth * (t + 0.5),
+    y = (m) => 12 + rowHeight * (position.get(m) + 0.5) - 4;
   const svg = s("svg", {
     viewBox: `0 0 ${width} ${height}`,
     role: "img",
@@ -49,10 +56,10 @@ function lineageChart(maps, { width, left }) {
   });
   for (const l of shown) {
     const used = range(T).filter((t) => l.users[t]),
-      born = l.born ?? (used.length ? used[0] : 0);
-    const last = used.length ? used[used.length - 1] : born,
+      start = l.created ?? (used.length ? used[0] : 0);
+    const last = used.length ? used[used.length - 1] : start,
       fill = paint(shade.slot(l.m));
-    const until = l.into !== null ? l.end : Math.max(last, born);
+    const until = l.target !== null ? l.merged : Math.max(last, start);
     const group = s(
       "g",
       {},
@@ -60,19 +67,21 @@ function lineageChart(maps, { width, left }) {
         "title",
         {},
         [
-          l.many ? `${l.many} models` : `Model ${l.m}`,
-          l.why && !l.many ? `created at time ${born + 1}: ${l.why}` : "",
-          l.gone ? `${l.into !== null ? "merged" : "without users"} at time ${(l.end ?? l.left) + 1}: ${l.gone}` : "",
+          l.nModels ? `${l.nModels} models` : `Model ${l.m}`,
+          l.reason && !l.nModels ? `created at time ${start + 1}: ${l.reason}` : "",
+          l.endReason
+            ? `${l.target !== null ? "merged" : "without users"} at time ${(l.merged ?? l.retired) + 1}: ${l.endReason}`
+            : "",
         ]
           .filter(Boolean)
           .join("\n"),
       ),
     );
-    if (until > born)
+    if (until > start)
       group.append(
         s("line", {
-          x1: x(born),
-          x2: x(until === l.end && row.has(l.into) ? until - 0.35 : until),
+          x1: x(start),
+          x2: x(until === l.merged && position.has(l.target) ? until - 0.35 : until),
           y1: y(l.m),
           y2: y(l.m),
           stroke: fill,
@@ -85,80 +94,81 @@ function lineageChart(maps, { width, left }) {
         s(
           "rect",
           {
-            x: x(t) - (t === l.born ? 3 : wide / 2),
-            width: t === l.born ? wide / 2 + 3 : wide,
+            x: x(t) - (t === l.created ? 3 : columnWidth / 2),
+            width: t === l.created ? columnWidth / 2 + 3 : columnWidth,
             rx: 1.5,
             fill,
-            height: 3 + (tall - 9) * Math.sqrt(l.users[t] / n),
-            y: y(l.m) - (3 + (tall - 9) * Math.sqrt(l.users[t] / n)) / 2,
+            height: 3 + (rowHeight - 9) * Math.sqrt(l.users[t] / n),
+            y: y(l.m) - (3 + (rowHeight - 9) * Math.sqrt(l.users[t] / n)) / 2,
           },
           s(
             "title",
             {},
-            `${l.many ? `${l.many} models` : `Model ${l.m}`}, time ${t + 1}: ${count(l.users[t], "client")}`,
+            `${l.nModels ? `${l.nModels} models` : `Model ${l.m}`}, time ${t + 1}: ${count(l.users[t], "client")}`,
           ),
         ),
       ),
     );
-    if (l.from !== null && row.has(l.from) && l.born !== null) {
+    if (l.parent !== null && position.has(l.parent) && l.created !== null) {
       group.prepend(
         s("path", {
-          d: thread(x(born) - wide * 0.5, y(l.from), x(born), y(l.m)),
+          d: curve(x(start) - columnWidth * 0.5, y(l.parent), x(start), y(l.m)),
           fill: "none",
           stroke: "var(--faint)",
           "stroke-width": 1,
         }),
       );
     }
-    if (l.into !== null && row.has(l.into)) {
-      const from = x(l.end) - wide * 0.5;
+    if (l.target !== null && position.has(l.target)) {
+      const from = x(l.merged) - columnWidth * 0.5;
       group.append(
         s("path", {
-          d: thread(from, y(l.m), x(l.end) - 3, y(l.into)),
+          d: curve(from, y(l.m), x(l.merged) - 3, y(l.target)),
           fill: "none",
           stroke: fill,
           "stroke-width": 2,
         }),
       );
-    } else if (l.left !== undefined && last < T - 1 && l.into === null) {
-      const cx = x(last) + wide / 2 + 3;
+    } else if (l.retired !== undefined && last < T - 1 && l.target === null) {
+      const cx = x(last) + columnWidth / 2 + 3;
       group.append(s("path", { d: `M${cx},${y(l.m) - 4}v8`, stroke: fill, "stroke-width": 2 }));
     }
-    if (l.born !== null)
+    if (l.created !== null)
       group.append(
-        s("circle", { cx: x(born), cy: y(l.m), r: 4, fill: "var(--paper)", stroke: fill, "stroke-width": 2 }),
+        s("circle", { cx: x(start), cy: y(l.m), r: 4, fill: "var(--paper)", stroke: fill, "stroke-width": 2 }),
       );
-    group.append(s("text", { x: left - 10, y: y(l.m) + 4, "text-anchor": "end" }, l.many ? `+${l.many}` : String(l.m)));
+    const name = l.nModels ? `+${l.nModels}` : String(l.m);
+    group.append(s("text", { x: left - 10, y: y(l.m) + 4, "text-anchor": "end" }, name));
     svg.append(group);
   }
   for (const t of times(T, width - left, 30)) {
     const half = 3.6 * String(timeMark(t)).length;
     svg.append(s("text", { x: Math.min(x(t), width - half), y: height - 4, "text-anchor": "middle" }, timeMark(t)));
   }
-  return { svg, hidden: folded.length - shown.length, all: all.length, folded: shown.some((l) => l.many) };
+  return { svg, hidden: folded.length - shown.length, all: all.length, folded: shown.some((l) => l.nModels) };
 }
 
 // A curve that is horizontal at both ends.
-function thread(x0, y0, x1, y1) {
+function curve(x0, y0, x1, y1) {
   const bend = (x1 - x0) * 0.75;
   return `M${x0},${y0}C${x0 + bend},${y0} ${x1 - bend},${y1} ${x1},${y1}`;
 }
 
 // Joins models with the same creation time, merge time and target into one row, if they are at least five.
-function fold(lives, root) {
-  const alike = new Map();
-  for (const l of lives) {
-    const name = l.into === null ? `model ${l.m}` : `${l.born} ${l.end} ${root(l.m)}`;
-    alike.set(name, [...(alike.get(name) || []), l]);
+function foldSimilarRows(rows, rootOf) {
+  const similar = new Map();
+  for (const l of rows) {
+    const name = l.target === null ? `model ${l.m}` : `${l.created} ${l.merged} ${rootOf(l.m)}`;
+    similar.set(name, [...(similar.get(name) || []), l]);
   }
-  return [...alike.values()].flatMap((group) =>
+  return [...similar.values()].flatMap((group) =>
     group.length < 5
       ? group
       : [
           {
             ...group[0],
-            many: group.length,
-            into: root(group[0].m),
+            nModels: group.length,
+            target: rootOf(group[0].m),
             users: group[0].users.map((_, t) => sum(group.map((l) => l.users[t]))),
             total: sum(group.map((l) => l.total)),
           },

@@ -1,9 +1,9 @@
 // The two maps with a column for each time step and a row for each client: the model in use, and its accuracy.
-const ROOM = 620; // maximum height of a map in pixels
-const NAME = 25; // maximum letters of a client's name beside its row
+const MAX_MAP_HEIGHT_PX = 620;
+const MAX_NAME_LETTERS = 25; // of a client's name beside its row
 
-// The width of a name in the font of the map, in pixels: WN is twice as wide as il.
-function widthOf(name) {
+// Measures a name in the font of the map, in pixels: WN is twice as wide as il.
+function measureName(name) {
   const g = document.createElement("canvas").getContext("2d");
   g.font = mapFont();
   return Math.ceil(g.measureText(name).width);
@@ -21,24 +21,27 @@ class Maps {
     this.nothing = flags("nothing");
     this.absent = flags("absent");
     this.shade = shades(run);
-    const seen = this.cells.accuracy.filter((v) => v >= 0).sort((a, b) => a - b);
-    const bad = (share) => seen[Math.floor((seen.length - 1) * share)] ?? 0; // the worst 1 % have one colour
-    this.high = !seen.length ? 1000 : score.higher_is_better ? seen[seen.length - 1] : bad(0.99);
-    this.low = score.higher_is_better ? Math.max(0, Math.min(bad(0.01), this.high - 50)) : (seen[0] ?? 0);
+    const scores = this.cells.accuracy.filter((v) => v >= 0).sort((a, b) => a - b);
+    const scoreAt = (share) => scores[Math.floor((scores.length - 1) * share)] ?? 0;
+    // The worst 1 % of the cells have one colour.
+    this.high = !scores.length ? 1000 : score.higher_is_better ? scores[scores.length - 1] : scoreAt(0.99);
+    this.low = score.higher_is_better ? Math.max(0, Math.min(scoreAt(0.01), this.high - 50)) : (scores[0] ?? 0);
   }
-  at(t, c) {
+
+  // Returns the position of a cell in the arrays of `cells`.
+  cellIndex(t, c) {
     return t * this.n + c;
   }
 
   // Returns the clients in their order from top to bottom.
-  ordered(order) {
+  sortClients(order) {
     const c = range(this.n),
       { model, accuracy } = this.cells;
     if (order === "similar") {
       const root = (i) => this.cells.roots[model[i]] ?? model[i];
       const compare = (a, b) => {
         for (let t = 0; t < this.T; t++) {
-          const gap = root(this.at(t, a)) - root(this.at(t, b));
+          const gap = root(this.cellIndex(t, a)) - root(this.cellIndex(t, b));
           if (gap) return gap;
         }
         return a - b;
@@ -48,7 +51,7 @@ class Maps {
     if (order === "worst") {
       const mean = c.map((k) => {
         const values = range(this.T)
-          .map((t) => accuracy[this.at(t, k)])
+          .map((t) => accuracy[this.cellIndex(t, k)])
           .filter((v) => v >= 0);
         return values.length ? (score.higher_is_better ? 1 : -1) * (sum(values) / values.length) : Infinity;
       });
@@ -57,13 +60,13 @@ class Maps {
     return c;
   }
 
-  draw(into, { by, order }) {
-    this.rows = this.ordered(order);
-    this.place = new Map(this.rows.map((c, i) => [c, i]));
-    this.tall = Math.min(26, Math.max(ROOM / this.n, 0.05));
-    this.names =
-      this.tall >= 11
-        ? Math.min(190, 14 + this.stream.clients.reduce((most, x) => Math.max(most, widthOf(shorten(x, NAME))), 0))
+  draw(container, { by, order }) {
+    this.rows = this.sortClients(order);
+    this.rowOfClient = new Map(this.rows.map((c, i) => [c, i]));
+    this.rowHeight = Math.min(26, Math.max(MAX_MAP_HEIGHT_PX / this.n, 0.05));
+    this.nameWidth =
+      this.rowHeight >= 11
+        ? Math.min(190, 14 + Math.max(0, ...this.stream.clients.map((x) => measureName(shorten(x, MAX_NAME_LETTERS)))))
         : 46;
     const scale = ramp(this.low, this.high),
       heat = (v) => scale(score.higher_is_better ? v : this.low + this.high - v),
@@ -71,11 +74,11 @@ class Maps {
     const byConcept = by === "concept" && concept,
       blank = rgb(colour("wash"));
     const shade = (i) => (byConcept ? this.shade.concept(concept[i]) : this.shade.model(model[i]));
-    const pale = (full) => full.map((part, k) => Math.round(0.35 * part + 0.65 * blank[k])); // no new data
-    const of = (i) => (this.absent.has(i) ? blank : this.nothing.has(i) ? pale(shade(i)) : shade(i));
+    const pale = (fill) => fill.map((part, k) => Math.round(0.35 * part + 0.65 * blank[k])); // no new data
+    const fillOfCell = (i) => (this.absent.has(i) ? blank : this.nothing.has(i) ? pale(shade(i)) : shade(i));
     const text = (i) => (this.absent.has(i) ? "" : byConcept ? letter(concept[i]) : String(model[i]));
     this.panels = [
-      this.panel("Model in use", of, text, true),
+      this.panel("Model in use", fillOfCell, text, true),
       this.panel(
         `${heading()} on the next time step`,
         (i) => (accuracy[i] < 0 ? blank : heat(accuracy[i])),
@@ -83,7 +86,7 @@ class Maps {
         false,
       ),
     ];
-    into.replaceChildren(...this.panels.map((p) => p.box));
+    container.replaceChildren(...this.panels.map((p) => p.box));
     for (const p of this.panels) this.paint(p);
     this.legends(by);
   }
@@ -102,7 +105,7 @@ class Maps {
           ? `${title}: ${count(this.n, "client")} by ${count(this.T, "time step")}. ` +
             "Arrow keys move from cell to cell; the text below describes the cell."
           : null,
-        onkeydown: (e) => this.key(e),
+        onkeydown: (e) => this.moveByKey(e),
       },
       canvas,
       row,
@@ -111,10 +114,10 @@ class Maps {
     map.addEventListener("mousemove", (e) => this.hover(e, canvas));
     map.addEventListener("mouseleave", () => {
       tip();
-      this.point(this.chosen);
+      this.showCursor(this.chosen);
     });
     map.addEventListener("click", (e) => {
-      const hit = this.hit(e, canvas);
+      const hit = this.findCell(e, canvas);
       if (hit) this.choose(...hit);
     });
     return {
@@ -133,64 +136,68 @@ class Maps {
     const width = Math.floor(p.box.getBoundingClientRect().width || 540),
       top = 4,
       bottom = 24;
-    const wide = (width - this.names) / this.T,
-      height = top + this.tall * this.n + bottom,
+    const columnWidth = (width - this.nameWidth) / this.T,
+      height = top + this.rowHeight * this.n + bottom,
       scale = devicePixelRatio || 1;
-    Object.assign(p, { wide, top });
+    Object.assign(p, { columnWidth, top });
     p.canvas.width = width * scale;
     p.canvas.height = height * scale;
     p.canvas.style.width = width + "px";
     p.canvas.style.height = height + "px";
     const g = p.canvas.getContext("2d");
     g.scale(scale, scale);
-    if (this.tall >= 7) this.paintCells(p, g);
+    if (this.rowHeight >= 7) this.paintCells(p, g);
     else this.paintDense(p, g);
     g.fillStyle = colour("soft");
     g.font = mapFont();
     g.textAlign = "center";
     g.textBaseline = "top";
-    for (const t of times(this.T, width - this.names, 30)) {
-      const middle = this.names + wide * (t + 0.5),
+    for (const t of times(this.T, width - this.nameWidth, 30)) {
+      const middle = this.nameWidth + columnWidth * (t + 0.5),
         half = g.measureText(timeMark(t)).width / 2;
-      g.fillText(timeMark(t), Math.min(middle, width - half), top + this.tall * this.n + 8);
+      g.fillText(timeMark(t), Math.min(middle, width - half), top + this.rowHeight * this.n + 8);
     }
     g.textAlign = "right";
     g.textBaseline = "middle";
-    if (this.tall >= 11)
+    if (this.rowHeight >= 11)
       this.rows.forEach((c, i) =>
-        g.fillText(shorten(this.stream.clients[c], innerWidth < 700 ? 13 : NAME), this.names - 10, top + this.tall * (i + 0.5)),
+        g.fillText(
+          shorten(this.stream.clients[c], innerWidth < 700 ? 13 : MAX_NAME_LETTERS),
+          this.nameWidth - 10,
+          top + this.rowHeight * (i + 0.5),
+        ),
       );
-    else for (const k of ticks(0, this.n, 8)) g.fillText(k || "", this.names - 10, top + this.tall * k);
+    else for (const k of ticks(0, this.n, 8)) g.fillText(k || "", this.nameWidth - 10, top + this.rowHeight * k);
   }
 
   paintCells(p, g) {
-    const gap = this.tall > 14 ? 2 : 1,
-      font = Math.min(12, this.tall * 0.55);
-    const labels = p.wide > 22 && this.tall >= 14;
+    const gap = this.rowHeight > 14 ? 2 : 1,
+      font = Math.min(12, this.rowHeight * 0.55);
+    const labels = p.columnWidth > 22 && this.rowHeight >= 14;
     g.textAlign = "center";
     g.textBaseline = "middle";
     for (let t = 0; t < this.T; t++) {
       this.rows.forEach((c, i) => {
-        const k = this.at(t, c),
-          x = this.names + p.wide * t,
-          y = p.top + this.tall * i,
+        const k = this.cellIndex(t, c),
+          x = this.nameWidth + p.columnWidth * t,
+          y = p.top + this.rowHeight * i,
           shade = p.fillOf(k);
-        const w = Math.max(1, p.wide - (p.wide > 6 ? gap : 0)),
-          tall = this.tall - gap;
+        const w = Math.max(1, p.columnWidth - (p.columnWidth > 6 ? gap : 0)),
+          cellHeight = this.rowHeight - gap;
         g.fillStyle = `rgb(${shade})`;
         g.beginPath();
-        g.roundRect(x, y, w, tall, Math.min(3, w / 4));
+        g.roundRect(x, y, w, cellHeight, Math.min(3, w / 4));
         g.fill();
         if (labels) {
           g.fillStyle = light(shade) ? "rgba(20,22,25,0.86)" : "rgba(255,255,255,0.94)";
           g.font = `500 ${font}px ${getComputedStyle(document.body).fontFamily}`;
-          g.fillText(p.textOf(k), x + w / 2, y + tall / 2 + 0.5);
+          g.fillText(p.textOf(k), x + w / 2, y + cellHeight / 2 + 0.5);
         }
         if (!p.marks) return;
         g.fillStyle = colour("ink");
-        if (this.changes.has(k)) g.fillRect(x, y, Math.min(3, w / 3), tall);
+        if (this.changes.has(k)) g.fillRect(x, y, Math.min(3, w / 3), cellHeight);
         if (this.alarms.has(k)) {
-          const size = Math.min(9, tall * 0.5, w * 0.6);
+          const size = Math.min(9, cellHeight * 0.5, w * 0.6);
           for (const [fill, edge] of [
             ["paper", 2.5],
             ["alarm", 0],
@@ -210,9 +217,9 @@ class Maps {
 
   // With too many clients for cells, a row is one pixel high; the edges of its cells mark changes and alarms.
   paintDense(p, g) {
-    const per = Math.max(4, Math.round(p.wide * (devicePixelRatio || 1))),
-      edge = Math.max(1, Math.round(per / 14));
-    const image = new ImageData(this.T * per, Math.min(this.n, 4000)),
+    const pixelsPerColumn = Math.max(4, Math.round(p.columnWidth * (devicePixelRatio || 1))),
+      edge = Math.max(1, Math.round(pixelsPerColumn / 14));
+    const image = new ImageData(this.T * pixelsPerColumn, Math.min(this.n, 4000)),
       pixels = new Uint32Array(image.data.buffer);
     const word = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0,
       ink = word(rgb(colour("ink"))),
@@ -220,18 +227,18 @@ class Maps {
     for (let i = 0; i < image.height; i++) {
       const c = this.rows[Math.floor(((i + 0.5) * this.n) / image.height)]; // of more than 4000 clients, a sample
       for (let t = 0; t < this.T; t++) {
-        const k = this.at(t, c),
-          from = i * image.width + t * per;
-        pixels.fill(word(p.fillOf(k)), from, from + per);
+        const k = this.cellIndex(t, c),
+          from = i * image.width + t * pixelsPerColumn;
+        pixels.fill(word(p.fillOf(k)), from, from + pixelsPerColumn);
         if (p.marks && this.changes.has(k)) pixels.fill(ink, from, from + edge);
-        if (p.marks && this.alarms.has(k)) pixels.fill(red, from + per - 2 * edge, from + per);
+        if (p.marks && this.alarms.has(k)) pixels.fill(red, from + pixelsPerColumn - 2 * edge, from + pixelsPerColumn);
       }
     }
     const small = h("canvas", { width: image.width, height: image.height });
     small.getContext("2d").putImageData(image, 0, 0);
-    g.imageSmoothingEnabled = this.tall < 1;
+    g.imageSmoothingEnabled = this.rowHeight < 1;
     g.imageSmoothingQuality = "high";
-    g.drawImage(small, this.names, p.top, p.wide * this.T, this.tall * this.n);
+    g.drawImage(small, this.nameWidth, p.top, p.columnWidth * this.T, this.rowHeight * this.n);
   }
 
   legends(by) {
@@ -279,42 +286,43 @@ class Maps {
         h(
           "span",
           {},
-          this.ends()[0],
+          this.scaleLabels()[0],
           h("i", { class: "ramp", style: `background:linear-gradient(90deg,${stops})` }),
-          this.ends()[1],
+          this.scaleLabels()[1],
         ),
         this.cells.accuracy.includes(-2) ? h("span", {}, "last column: not tested yet") : null,
       ),
     );
   }
 
-  // The labels of both ends of the colour scale.
-  ends() {
+  // Returns the labels of both ends of the colour scale.
+  scaleLabels() {
     const [low, high] = [this.low, this.high].map((v) => level(v / 1000, 0) + unit());
     return score.higher_is_better ? [low + (this.low > 0 ? " or less" : ""), high] : [`${high} or more`, low];
   }
 
-  hit(event, canvas) {
+  // Returns the time step and the client under the pointer, or null.
+  findCell(event, canvas) {
     const box = canvas.getBoundingClientRect(),
       p = this.panels[0];
-    const t = Math.floor((event.clientX - box.left - this.names) / p.wide),
-      i = Math.floor((event.clientY - box.top - p.top) / this.tall);
+    const t = Math.floor((event.clientX - box.left - this.nameWidth) / p.columnWidth),
+      i = Math.floor((event.clientY - box.top - p.top) / this.rowHeight);
     return t >= 0 && t < this.T && i >= 0 && i < this.n ? [t, this.rows[i]] : null;
   }
 
   hover(event, canvas) {
-    const hit = this.hit(event, canvas);
+    const hit = this.findCell(event, canvas);
     if (!hit) {
       tip();
       return;
     }
-    this.point(hit);
+    this.showCursor(hit);
     tip(event, ...this.buildTooltip(...hit));
   }
 
   // The content of the tooltip of a cell.
   buildTooltip(t, c) {
-    const k = this.at(t, c),
+    const k = this.cellIndex(t, c),
       { model, accuracy, concept, loss } = this.cells;
     const pairs = [
       ["model", model[k]],
@@ -335,30 +343,32 @@ class Maps {
     ];
   }
 
-  point(hit) {
+  // Shows the cursor at a cell in both maps, or hides it.
+  showCursor(hit) {
     for (const p of this.panels) {
       p.row.hidden = p.cursor.hidden = !hit;
       if (!hit) continue;
       const [t, c] = hit,
-        y = p.top + this.tall * this.place.get(c),
-        tall = Math.max(this.tall, 3);
-      p.row.style.cssText = `left:${this.names}px;width:${p.wide * this.T}px;top:${y - 1}px;height:${tall + 1}px`;
-      const x = this.names + p.wide * t;
-      p.cursor.style.cssText = `left:${x - 2}px;width:${p.wide + 2}px;top:${y - 2}px;height:${tall + 2}px`;
+        y = p.top + this.rowHeight * this.rowOfClient.get(c),
+        height = Math.max(this.rowHeight, 3);
+      const width = p.columnWidth * this.T;
+      p.row.style.cssText = `left:${this.nameWidth}px;width:${width}px;top:${y - 1}px;height:${height + 1}px`;
+      const x = this.nameWidth + p.columnWidth * t;
+      p.cursor.style.cssText = `left:${x - 2}px;width:${p.columnWidth + 2}px;top:${y - 2}px;height:${height + 2}px`;
     }
   }
 
   select(t, c) {
     this.chosen = [t, c];
-    this.point(this.chosen);
+    this.showCursor(this.chosen);
   }
 
-  key(event) {
+  moveByKey(event) {
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (!step) return;
     event.preventDefault();
     const [t, c] = this.chosen || [0, this.rows[0]],
-      i = this.place.get(c) + step[1];
+      i = this.rowOfClient.get(c) + step[1];
     this.choose(Math.min(this.T - 1, Math.max(0, t + step[0])), this.rows[Math.min(this.n - 1, Math.max(0, i))]);
   }
 }

@@ -67,7 +67,7 @@ function accuracy() {
       high: g.std && g.mean.map((v, t) => (known(v) && known(g.std[t]) ? v + g.std[t] : null)),
     };
   });
-  const room = roomFor(
+  const right = labelWidth(
     lines.filter((l) => l.strong).map((l) => l.name),
     300,
   );
@@ -76,7 +76,7 @@ function accuracy() {
     lineChart(lines, {
       width: 1116,
       height: 330,
-      right: room,
+      right,
       label: `${heading()} over time by algorithm`,
       xlabel: "time",
       show: (v) => (score.share ? `${Math.round(100 * v)} %` : number(v)),
@@ -118,10 +118,10 @@ function accuracy() {
 }
 
 function maps() {
-  const { stream, run, maps: found } = view,
+  const { stream, run, maps: map } = view,
     n = stream.clients.length;
-  $("below-map").hidden = $("map").hidden = !found;
-  if (!found) {
+  $("below-map").hidden = $("map").hidden = !map;
+  if (!map) {
     fill("map-controls");
     fill(
       "map-note",
@@ -181,7 +181,7 @@ function maps() {
   });
   fill(
     "map-controls",
-    found.cells.concept
+    map.cells.concept
       ? segments("Colour", "by", [
           ["model", "model"],
           ["concept", "true concept"],
@@ -194,8 +194,8 @@ function maps() {
     ]),
     h("label", {}, "Find client", find, names),
   );
-  found.draw($("map"), view);
-  const lineage = lineageChart(found, { width: $("lineage").getBoundingClientRect().width || 536, left: found.names });
+  map.draw($("map"), view);
+  const lineage = lineageChart(map, { width: $("lineage").getBoundingClientRect().width || 536, left: map.nameWidth });
   fill("lineage", lineage.svg);
   fill(
     "lineage-note",
@@ -204,7 +204,7 @@ function maps() {
       (lineage.folded ? " Models that were created and merged together share a row, +n." : "") +
       (lineage.hidden ? ` Not shown: ${count(lineage.hidden, "model")} with the fewest clients.` : ""),
   );
-  found.select(...view.chosen);
+  map.select(...view.chosen);
   fill("story", buildHistory(view));
 }
 
@@ -285,7 +285,7 @@ function recovery() {
       {
         width: 536,
         height: 250,
-        right: roomFor(
+        right: labelWidth(
           chosen.map((g) => g.algorithm),
           180,
         ),
@@ -327,7 +327,7 @@ function resources() {
     lineChart(lines, {
       width: 536,
       height: 230,
-      right: roomFor(
+      right: labelWidth(
         lines.map((l) => l.name),
         180,
       ),

@@ -1,5 +1,5 @@
 // Tables. A column head is [text, kind, title, sort, aria-sort]; with `sort` it is a button.
-const HOW = ["", "alarm", "switch", "alarm and switch"];
+const REACTION_NAMES = ["", "alarm", "switch", "alarm and switch"];
 const MAX_LINKED_CLIENTS = 100; // in a row of alarms with a common cause
 
 function table(head, rows, caption) {
@@ -29,13 +29,14 @@ function table(head, rows, caption) {
 const cells = (values, kinds = []) =>
   values.map((value, i) => h("td", { class: kinds[i] }, value instanceof Node ? value : String(value)));
 
-function both(spread, show) {
+// Formats [mean, standard deviation].
+function formatSpread(spread, show) {
   if (!spread || !known(spread[0])) return "–";
   return h("span", {}, show(spread[0]), known(spread[1]) ? h("span", { class: "sd" }, ` ± ${show(spread[1])}`) : null);
 }
 
 // Finds the run of another algorithm with the same seed and net.
-function peer(stream, name, { seed, net }) {
+function findSameRun(stream, name, { seed, net }) {
   const groups = stream.groups.filter((g) => g.algorithm === name);
   const run = groups.flatMap((g) => g.runs).find((r) => r.seed === seed && r.net === net);
   return run || null;
@@ -75,7 +76,7 @@ function detectionTable(view) {
     line("its switches alone", d.switches, "dummy"),
   ];
   for (const name of ["Oracle", "Oblivious"]) {
-    const other = name === group.algorithm ? null : peer(stream, name, run);
+    const other = name === group.algorithm ? null : findSameRun(stream, name, run);
     if (other && other.detection.noticed) rows.push(line(name, other.detection.noticed));
   }
   rows.push(line("Dummy: at random", d.chance), line("Dummy: always", d.always), line("Dummy: never", d.never));
@@ -139,13 +140,13 @@ function driftRows(view) {
       values: () => [
         `${letter(from)} → ${letter(to)}`,
         tag,
-        delay < 0 ? "–" : HOW[how],
+        delay < 0 ? "–" : REACTION_NAMES[how],
         ...agreement(view, t + Math.max(delay, 0), c, how),
         ...numbers(t + Math.max(delay, 0), c),
         delay >= 0
           ? reason(t + delay, c)
           : view.maps
-            ? `It kept model ${view.maps.cells.model[view.maps.at(t, c)]}.`
+            ? `It kept model ${view.maps.cells.model[view.maps.cellIndex(t, c)]}.`
             : "",
       ],
     });
@@ -161,10 +162,10 @@ function driftRows(view) {
     rows.push({
       t,
       c,
-      kind: run.drifts ? "false" : HOW[how],
+      kind: run.drifts ? "false" : REACTION_NAMES[how],
       values: () => [
         ...(run.drifts ? ["no change", tag] : []),
-        HOW[how],
+        REACTION_NAMES[how],
         ...agreement(view, t, c, how),
         ...numbers(t, c),
         reason(t, c),
@@ -252,7 +253,7 @@ function listClients(clients, link) {
 
 function worstTable(view) {
   const { run, stream, maps } = view,
-    oracle = view.group.algorithm === "Oracle" ? null : peer(stream, "Oracle", run);
+    oracle = view.group.algorithm === "Oracle" ? null : findSameRun(stream, "Oracle", run);
   const theirs =
     oracle && oracle.cells && run.cells && oracle.steps === run.steps
       ? (c) => {
@@ -363,7 +364,7 @@ function comparison(view) {
         g === group ? g.label : h("button", { type: "button", class: "link", onclick: () => view.open(g) }, g.label),
         g.runs.length,
         ...columns.map(([, name, show]) =>
-          name === "mean" ? both(g.numbers[name], show) : show(name === "against" ? g.against : valueOf(g, name)),
+          name === "mean" ? formatSpread(g.numbers[name], show) : show(name === "against" ? g.against : valueOf(g, name)),
         ),
       ]),
     ),

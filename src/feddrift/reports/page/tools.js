@@ -43,7 +43,7 @@ function timeOf(run, t) {
 }
 
 // Returns true if the run may have more time steps later.
-function goesOn(run) {
+function mayContinue(run) {
   return run.n_steps === null ? run.status !== "complete" : run.steps < run.n_steps;
 }
 

@@ -34,12 +34,12 @@ function summariseRun(view) {
   const used = run.used[run.steps - 1],
     concepts = run.concepts && run.concepts[run.steps - 1];
   sentences.push(
-    (goesOn(run) ? "So far the clients use " : "At the end the clients used ") +
+    (mayContinue(run) ? "So far the clients use " : "At the end the clients used ") +
       `${count(used, "model")}${concepts ? ` for ${count(concepts, "concept")}` : ""}.`,
   );
   const others = ["Oracle", "Oblivious"]
     .filter((name) => name !== group.algorithm)
-    .map((name) => [name, peer(stream, name, run)])
+    .map((name) => [name, findSameRun(stream, name, run)])
     .filter(([, r]) => r && r.steps === run.steps);
   if (run.tested < run.steps)
     sentences.push(
@@ -154,7 +154,7 @@ function buildTiles(view) {
   if (!d) tiles.push(tile("Switches", run.n_moves[1].toLocaleString("en"), "", "to another model without an alarm"));
   tiles.push(
     tile(
-      goesOn(run) ? "Models now" : "Models at the end",
+      mayContinue(run) ? "Models now" : "Models at the end",
       run.steps ? String(run.exist[run.steps - 1]) : "–",
       "",
       run.steps
@@ -177,7 +177,7 @@ function buildHistory(view) {
     entries = [];
   const name = (t) => (run.times[t] ? h("span", { class: "called" }, run.times[t]) : null);
   for (const t of range(maps.T)) {
-    const k = maps.at(t, c),
+    const k = maps.cellIndex(t, c),
       lines = [];
     const drift = (run.drifts || []).find((d) => d[0] === t && d[1] === c);
     if (drift)
@@ -191,8 +191,8 @@ function buildHistory(view) {
       );
     else if (run.drifts && run.false.some((f) => f[0] === t && f[1] === c))
       lines.push("Its concept had not changed: a false move.");
-    const gap = (t) => t < maps.T && maps.nothing.has(maps.at(t, c));
-    if (t && !maps.absent.has(k) && maps.absent.has(maps.at(t - 1, c))) lines.push("It joined: its first data.");
+    const gap = (t) => t < maps.T && maps.nothing.has(maps.cellIndex(t, c));
+    if (t && !maps.absent.has(k) && maps.absent.has(maps.cellIndex(t - 1, c))) lines.push("It joined: its first data.");
     else if (!maps.absent.has(k) && gap(t) && !(t && gap(t - 1))) {
       let back = t;
       while (gap(back)) back++;
@@ -218,7 +218,7 @@ function buildHistory(view) {
       );
   }
   const values = range(maps.T)
-    .map((t) => maps.cells.accuracy[maps.at(t, c)])
+    .map((t) => maps.cells.accuracy[maps.cellIndex(t, c)])
     .filter((v) => v >= 0);
   return [
     h("h3", {}, nameOf(stream, c)),
@@ -244,7 +244,7 @@ function spark(maps, c, width = 150, height = 22) {
   const x = (t) => 2 + (t / Math.max(1, maps.T - 1)) * (width - 4),
     y = (v) => height - 3 - ((v - maps.low) / Math.max(1, maps.high - maps.low)) * (height - 6);
   const points = range(maps.T)
-    .map((t) => [t, maps.cells.accuracy[maps.at(t, c)]])
+    .map((t) => [t, maps.cells.accuracy[maps.cellIndex(t, c)]])
     .map(([t, v]) => [t, v < 0 ? null : v]);
   svg.append(
     s("line", { class: "axis", x1: 0, x2: width, y1: y(maps.high), y2: y(maps.high) }),
@@ -256,18 +256,18 @@ function spark(maps, c, width = 150, height = 22) {
 // The reasons for the model of a client: the events at this time that concern it. The reason of an alarm is that of the
 // model that was created for it, or of the last decision.
 function reasons(maps, t, c, numbers = true) {
-  const k = maps.at(t, c),
+  const k = maps.cellIndex(t, c),
     model = maps.cells.model[k],
     lines = [],
     general = []; // decisions for all clients come last
-  const before = t ? maps.cells.model[maps.at(t - 1, c)] : null;
+  const before = t ? maps.cells.model[maps.cellIndex(t - 1, c)] : null;
   const events = maps.run.events.filter((e) => e.t === t),
-    mine = events.filter((e) => (e.clients ? e.clients.includes(c) : e.model === model)),
-    last = (kind) => mine.filter((e) => e.kind === kind).pop();
+    own = events.filter((e) => (e.clients ? e.clients.includes(c) : e.model === model)),
+    last = (kind) => own.filter((e) => e.kind === kind).pop();
   const alarm = maps.alarms.has(k) ? last("created") || last("decided") : null;
   for (const e of events) {
     const about = e === alarm ? "Alarm" : { created: `New model ${e.model}`, decided: "Decision" }[e.kind];
-    if (about && mine.includes(e)) lines.push(`${about}: ${e.why}.`);
+    if (about && own.includes(e)) lines.push(`${about}: ${e.why}.`);
     if (forAll(e)) general.push(`Decision for all clients: ${e.why}.`);
     if (e.kind === "merged" && e.model === before) lines.push(sentence(e.why));
   }
@@ -283,8 +283,8 @@ function reasons(maps, t, c, numbers = true) {
 // before training; `next`, the next test of its current model. Unknown scores are null.
 function evidence(maps, t, c) {
   const { accuracy, loss } = maps.cells,
-    test = (t) => (t >= 0 && accuracy[maps.at(t, c)] >= 0 ? accuracy[maps.at(t, c)] / 1000 : null);
-  return { old: test(t - 1), now: loss ? loss[maps.at(t, c)] : null, next: test(t) };
+    test = (t) => (t >= 0 && accuracy[maps.cellIndex(t, c)] >= 0 ? accuracy[maps.cellIndex(t, c)] / 1000 : null);
+  return { old: test(t - 1), now: loss ? loss[maps.cellIndex(t, c)] : null, next: test(t) };
 }
 
 // The name and the format of a test beside scores before training; an error if those are errors.
@@ -297,7 +297,7 @@ function asBefore(run) {
 function numbersOf(maps, t, c) {
   const { old, now } = evidence(maps, t, c),
     [what, show] = asBefore(maps.run),
-    [before, after] = [maps.at(t - 1, c), maps.at(t, c)].map((k) => maps.cells.model[k]);
+    [before, after] = [maps.cellIndex(t - 1, c), maps.cellIndex(t, c)].map((k) => maps.cells.model[k]);
   const parts = [
     known(old) && `model ${before} had ${what} ${show(old)}`,
     known(now) && `model ${after} had ${maps.run.metric} ${number(now, 3)} before training`,
