@@ -1,4 +1,4 @@
-"""Your own algorithm in 20 lines: FedAvg that starts over when the whole federation does badly.
+"""Your own algorithm in 20 lines: FedAvg that starts again if the mean error of all clients is high.
 
 On the command line: feddrift run --stream sine-2 --algorithm own_algorithm:Restart --set limit=0.2
 """
@@ -15,7 +15,7 @@ from feddrift.types import Federation
 
 @dataclass(frozen=True)
 class Restart:
-    """One model on the newest data; a fresh one when its mean error on them is above `limit`."""
+    """One model of the newest data, replaced by an untrained one if its mean error on them is above `limit`."""
 
     limit: float = 0.1  # a plain field is a setting
 
@@ -24,7 +24,7 @@ class Restart:
 
     def step(self, state: fd.State, fed: Federation) -> fd.State:
         error = fed.evaluate(state.models)
-        known = error[~np.isnan(error)]  # of clients in reach that have new data
+        known = error[~np.isnan(error)]  # of reachable clients with new data
         models = fed.fresh() if fed.tau and known.size and known.mean() > self.limit else state.models
         w = np.zeros((fed.tau + 1, fed.n_clients, 1))
         w[-1] = 1

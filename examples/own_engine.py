@@ -1,7 +1,7 @@
-"""An engine of your own: clients are dealt to several hands, each of which works for its own, in a thread.
+"""A user-defined engine that divides the clients among several simulators, each in a thread.
 
-Put the machines of a cluster in place of the threads. An engine makes a Worker for each time step, and tests.
-On the command line: feddrift run --stream sine-2 --algorithm FedDrift --engine own_engine:Crew
+Put the machines of a cluster in place of the threads. An engine creates a Worker for each time step, and tests models.
+On the command line: feddrift run --stream sine-2 --algorithm FedDrift --engine own_engine:ThreadedEngine
 """
 
 from __future__ import annotations
@@ -24,80 +24,98 @@ from feddrift.engines.worker import (
     run_rounds_sequentially,
 )
 from feddrift.simulation import run_steps
-from feddrift.types import Ints, Local, Metric, Models, Moments, State, Tournament, Updates
+from feddrift.types import Ints, Local, Metric, Models, Moments, Parting, State, Tournament, Updates
 
-POOL = ThreadPoolExecutor(HANDS := 2)
+N_THREADS = 2
+POOL = ThreadPoolExecutor(N_THREADS)
 
 
-class Crew(Engine):
-    def __init__(self, stream: fd.Stream, *how: Any) -> None:
-        self.hands = [Simulator(stream, *how) for _ in range(HANDS)]
-        one, self.n_steps = self.hands[0], stream.n_steps
-        self.net, self.local, self.seed, self.conditions = one.net, one.local, one.seed, one.conditions
+class ThreadedEngine(Engine):
+    """Engine with one simulator per thread; each simulator has all data and uses those of its own clients."""
+
+    def __init__(self, stream: fd.Stream, *settings: Any) -> None:
+        self.simulators = [Simulator(stream, *settings) for _ in range(N_THREADS)]
+        first = self.simulators[0]
+        self.net = first.net
+        self.local = first.local
+        self.seed = first.seed
+        self.conditions = first.conditions
+        self.n_steps = stream.n_steps
 
     def worker(self, tau: int) -> Worker:
-        return CrewWorker([hand.worker(tau) for hand in self.hands])
+        return ThreadedWorker([simulator.worker(tau) for simulator in self.simulators])
 
     def test(self, state: State, t: int) -> tuple[Ints, Ints]:
-        return self.hands[0].test(state, t)
+        return self.simulators[0].test(state, t)
 
 
-class CrewWorker(Worker):
-    def __init__(self, hands: Sequence[Worker]) -> None:
-        self.hands, self.known = hands, hands[0].known
-        self.hand_of = np.arange(len(self.known.clients)) % HANDS  # [c]
+class ThreadedWorker(Worker):
+    """Worker that sends each request to the workers of all simulators, and combines their replies."""
 
-    def each(self, ask: Callable[[int, Worker], Any]) -> list[Any]:
-        return list(POOL.map(ask, range(HANDS), self.hands))
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = workers
+        self.known = workers[0].known
+        self.thread_of = np.arange(len(self.known.clients)) % N_THREADS  # [c]
+
+    def _run_all(self, request: Callable[[int, Worker], Any]) -> list[Any]:
+        """Call request(k, worker k) for all workers at once, and return the replies in order."""
+        return list(POOL.map(request, range(N_THREADS), self.workers))
+
+    def _sort_replies(self, replies: Sequence[Any], clients: Ints) -> Any:
+        """Join replies with a row per client, and sort the rows in the order of `clients`."""
+        client_order = np.argsort(self.thread_of[clients], kind="stable")  # the replies are in this order
+        return np.concatenate(replies)[np.argsort(client_order)]
 
     def score(
-        self, models: Models, cells: Ints, metric: Metric, most: Any = None, by: Any = None
+        self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
     ) -> Iterator[CellScores]:
-        for k, hand in enumerate(self.hands):
-            mine = np.flatnonzero(self.hand_of[cells[:, 1]] == k)
-            for which, sums, sizes in hand.score(models, cells[mine], metric, most, by):
-                yield mine[which], sums, sizes
+        for k, worker in enumerate(self.workers):
+            own_cells = np.flatnonzero(self.thread_of[cells[:, 1]] == k)
+            for which, sums, sizes in worker.score(models, cells[own_cells], metric, max_rows, by):
+                yield own_cells[which], sums, sizes
 
     def confusion(self, models: Models, clients: Ints) -> Ints:
-        found = self.each(lambda k, hand: hand.confusion(models, clients[self.hand_of[clients] == k]))
-        return np.asarray(np.concatenate(found)[np.argsort(np.argsort(self.hand_of[clients], kind="stable"))])
+        own_clients = [clients[self.thread_of[clients] == k] for k in range(N_THREADS)]
+        replies = self._run_all(lambda k, worker: worker.confusion(models, own_clients[k]))
+        return np.asarray(self._sort_replies(replies, clients))
 
     def describe(self, models: Models, clients: Ints, question: StatisticsRequest) -> Moments:
-        found = self.each(lambda k, hand: hand.describe(models, clients[self.hand_of[clients] == k], question))
-        order = np.argsort(np.argsort(self.hand_of[clients], kind="stable"))
-        parts = zip(*((part.count, part.mean, part.std) for part in found), strict=True)
-        return Moments(*(np.concatenate(part)[order] for part in parts))
+        own_clients = [clients[self.thread_of[clients] == k] for k in range(N_THREADS)]
+        replies = self._run_all(lambda k, worker: worker.describe(models, own_clients[k], question))
+        fields = ("count", "mean", "std")
+        return Moments(*(self._sort_replies([getattr(reply, name) for reply in replies], clients) for name in fields))
 
     def reroute(self, models: Models, votes: Any, ballot: Any, routers: Any) -> Ints:
-        mine = [{c: router for c, router in routers.items() if self.hand_of[c] == k} for k in range(HANDS)]
-        return np.asarray(sum(self.each(lambda k, hand: hand.reroute(models, votes, ballot, mine[k]))))
+        own = [{c: router for c, router in routers.items() if self.thread_of[c] == k} for k in range(N_THREADS)]
+        return np.asarray(sum(self._run_all(lambda k, worker: worker.reroute(models, votes, ballot, own[k]))))
 
-    def updates(self, models: Models, work: TrainingPlan, round: int, local: Local) -> Updates:
-        mine = [work.select(self.hand_of == k) for k in range(HANDS)]
-        found = self.each(lambda k, hand: mine[k].n_lanes and hand.updates(models, mine[k], round, local))
-        return concatenate_updates(models, work, [part for part in found if part])
+    def updates(self, models: Models, plan: TrainingPlan, round: int, local: Local) -> Updates:
+        plans = [plan.select(self.thread_of == k) for k in range(N_THREADS)]
+        replies = self._run_all(lambda k, worker: plans[k].n_lanes and worker.updates(models, plans[k], round, local))
+        return concatenate_updates(models, plan, [reply for reply in replies if reply])
 
-    def rounds(self, models: Models, work: TrainingPlan, first: int, last: int, local: Local) -> tuple[Models, Ints]:
-        return run_rounds_sequentially(self, models, work, first, last, local)
+    def rounds(self, models: Models, plan: TrainingPlan, first: int, last: int, local: Local) -> tuple[Models, Ints]:
+        return run_rounds_sequentially(self, models, plan, first, last, local)
 
     def trial(self, models: Models, older: Any, parent: Ints, starts: Any, local: Local) -> Tournament:
-        mine = [np.where(self.hand_of == k, parent, -1) for k in range(HANDS)]
-        found = self.each(lambda k, hand: hand.trial(models, older, mine[k], starts, local))
-        return Tournament(sum(part.rows for part in found), sum(part.wrong for part in found))
+        parents = [np.where(self.thread_of == k, parent, -1) for k in range(N_THREADS)]
+        replies = self._run_all(lambda k, worker: worker.trial(models, older, parents[k], starts, local))
+        return Tournament(sum(reply.rows for reply in replies), sum(reply.wrong for reply in replies))
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None) -> Tournament:
-        mine = [np.where((self.hand_of == k)[:, None], teams, -1) for k in range(HANDS)]
-        found = self.each(lambda k, hand: hand.contest(models, mine[k], held_by))
-        return Tournament(sum(part.rows for part in found), sum(part.wrong for part in found))
+        own_teams = [np.where((self.thread_of == k)[:, None], teams, -1) for k in range(N_THREADS)]
+        replies = self._run_all(lambda k, worker: worker.contest(models, own_teams[k], held_by))
+        return Tournament(sum(reply.rows for reply in replies), sum(reply.wrong for reply in replies))
 
     def save(self) -> list[Any]:
-        return self.each(lambda k, hand: hand.save())
+        return self._run_all(lambda k, worker: worker.save())
 
     def load(self, saved: list[Any]) -> None:
-        self.each(lambda k, hand: hand.load(saved[k]))
+        self._run_all(lambda k, worker: worker.load(saved[k]))
 
 
 if __name__ == "__main__":
-    crew = Crew(stream := fd.stream("sine-2"), fd.mlp(2, 4, 2), fd.Local(rounds=10), 2)
-    for step in run_steps(crew, fd.algorithm("FedDrift", stream)):
+    sine = fd.stream("sine-2")
+    engine = ThreadedEngine(sine, fd.mlp(2, 4, 2), fd.Local(rounds=10), 2)  # the seed is 2
+    for step in run_steps(engine, fd.algorithm("FedDrift", sine)):
         print(f"time {step.tau}: accuracy {step.accuracy.mean():.3f}, models {step.model}")

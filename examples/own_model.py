@@ -21,7 +21,7 @@ from feddrift.nets.external import net_of
 
 
 class Logistic:
-    """What a client's `model = "mine:model"` names, and the server's too."""
+    """Model that trains itself; clients and server name it in their settings: `model = "mine:model"`."""
 
     def init(self, seed: int) -> list[Any]:
         return [np.zeros((1, 2)), np.zeros(1)]
@@ -41,7 +41,7 @@ class Logistic:
 
 
 def load(t: int, flips: bool) -> Any:
-    """A client's data of time t: the labels of the second client flip at time 2."""
+    """Return a client's data of time t: the labels of the second client flip at time 2."""
     x = np.random.default_rng(2 * t + flips).normal(size=(200, 2))
     return x, (x[:, 0] > 0) != (flips and t >= 2)
 

@@ -16,7 +16,7 @@ from feddrift.rng import Words
 
 
 class Deep(nn.Module):
-    """Any module will do: feddrift sees two functions."""
+    """Any flax module; feddrift uses two functions of it."""
 
     classes: int
 
@@ -28,7 +28,7 @@ class Deep(nn.Module):
 
 
 def deep(stream: fd.Stream) -> fd.Net:
-    """The net for a stream; FedDrift-Trunk may share its first two layers between concepts."""
+    """Return the net for a stream; FedDrift-Trunk may share its first two layers between concepts."""
     module = Deep(stream.n_classes)
 
     def init(key: Words) -> Any:

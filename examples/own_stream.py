@@ -1,4 +1,4 @@
-"""Your own data from a function: three shops, one of which changes.
+"""Data from your own function: three shops, one of which changes.
 
 On the command line: feddrift run --stream own_stream:shops --algorithm FedDrift --rounds 10
 """
@@ -13,17 +13,19 @@ import feddrift as fd
 
 
 def shops() -> fd.Stream:
-    """Six time steps; the last shop drifts at time 3. The same data at every call, so that runs can be compared."""
-    draw = np.random.default_rng(0)
+    """Return six time steps, in which the last shop drifts at time 3; the same data in every call."""
+    random = np.random.default_rng(0)
 
-    def batch(swapped: bool) -> tuple[Any, Any]:
-        """200 customers with 5 features; whether they buy depends on two of them, one way or the other."""
-        x = draw.normal(size=(200, 5))
+    def make_cell(swapped: bool) -> tuple[Any, Any]:
+        """Return 200 customers with 5 features; whether they buy depends on two features, and on `swapped`."""
+        x = random.normal(size=(200, 5))
         return x, (x[:, 0] + x[:, 1] > 0) ^ swapped
 
-    cells = [[batch(False), batch(False), batch(t >= 3)] for t in range(6)]  # cells[t][c]; None would mean no data
-    truth = [[0, 0, int(t >= 3)] for t in range(6)]  # leave it out where nobody knows
-    return fd.Stream.from_arrays(cells, name="shops", clients=["north", "south", "east"], concepts=truth)
+    cells = [
+        [make_cell(False), make_cell(False), make_cell(t >= 3)] for t in range(6)
+    ]  # cells[t][c]; None would mean no data
+    concepts = [[0, 0, int(t >= 3)] for t in range(6)]  # leave it out if it is unknown
+    return fd.Stream.from_arrays(cells, name="shops", clients=["north", "south", "east"], concepts=concepts)
 
 
 if __name__ == "__main__":

@@ -238,11 +238,11 @@ def test_models_of_other_frameworks_compete() -> None:
 
 
 def test_a_fake_federation_returns_the_given_values() -> None:
-    fed = FakeFederation(tau=0, n_clients=2, judge=lambda models, teams: Tournament.empty(2, len(teams)))
+    fed = FakeFederation(tau=0, n_clients=2, run_contest=lambda models, teams: Tournament.empty(2, len(teams)))
     teams = np.zeros((3, 2, 1), dtype=np.int64)
     assert fed.contest(fed.fresh(), teams).wrong.shape == (2, 3, 3)
     fed.contest(fed.fresh(), teams, Local(hold_out=0.5, holds="first"))
-    assert fed.asked == ["contest", "contest holds=first"]
+    assert fed.requests == ["contest", "contest holds=first"]
 
 
 if importlib.util.find_spec("flwr"):

@@ -224,13 +224,13 @@ def test_auto_limits_clients_that_create_models_too_often() -> None:
 def test_a_client_that_may_not_create_a_model_alone_may_do_so_with_others() -> None:
     """Of three founders the first two are alike; only the second may, so the third has to wait."""
 
-    def judge(models: Models, teams: Any) -> Tournament:
+    def run_contest(models: Models, teams: Any) -> Tournament:
         wrong = np.zeros((4, 3, 3), dtype=np.int64)
         wrong[:2, 2, 2] = 10  # at clients 0 and 1 the third's candidate is worse, at client 2 the others'
         wrong[2, :2, :2] = 10
         return Tournament(np.full(4, 100), wrong)
 
-    fed = FakeFederation(2, 4, judge=judge)
+    fed = FakeFederation(2, 4, run_contest=run_contest)
     best, may = np.zeros(4, dtype=np.int64), np.array([False, True, False, False])
     found = new_clusters.create_clusters([0, 1, 2], [False] * 3, may, fed.fresh(), best, 5, 1, 0.84, fed)
     assert found.groups == [[0, 1]] and found.models.ids == (5,) and found.parents == [0]

@@ -26,7 +26,7 @@ from tests.support.engines import (
     make_uneven_stream,
 )
 
-WITH_GROUPS = [*IN_PROCESS_ENGINES, "crew"]  # clients over Flower have none
+WITH_GROUPS = [*IN_PROCESS_ENGINES, "threaded"]  # clients over Flower have none
 
 
 def make_grouped_stream() -> Stream:

@@ -55,11 +55,15 @@ ENGINE_CLASSES: dict[str, Any] = {name: cls for name, (cls, *_) in ENGINES.items
     "chunked": Chunked,
 }
 
-ENGINE_CLASSES["crew"] = plugins.load_object("engine", "own_engine:Crew", Path(__file__).parents[2] / "examples")
+ENGINE_CLASSES["threaded"] = plugins.load_object(
+    "engine", "own_engine:ThreadedEngine", Path(__file__).parents[2] / "examples"
+)
 
 SCORING_MODULES: list[Any] = [federation]  # the modules that know how many rows are scored
 
-IN_PROCESS_ENGINES = [name for name in ENGINE_CLASSES if name != "crew"]  # the engines that hold the data themselves
+IN_PROCESS_ENGINES = [
+    name for name in ENGINE_CLASSES if name != "threaded"
+]  # the engines that hold the data themselves
 
 if importlib.util.find_spec("flwr"):
     from tests.support.flower import InProcessFlower
@@ -72,7 +76,7 @@ if importlib.util.find_spec("flwr"):
 
 ENGINE_NAMES = list(ENGINE_CLASSES)
 
-SLOW_ENGINES = ("compiled", "chunked", "crew")  # XLA compiles for long: the laws are theirs in the long checks
+SLOW_ENGINES = ("compiled", "chunked", "threaded")  # XLA compiles for long: the laws are theirs in the long checks
 
 
 def mark_slow(names: Iterable[str], *these: str) -> list[Any]:

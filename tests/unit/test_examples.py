@@ -24,7 +24,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
     ids=lambda path: str(path.stem),
 )
 def test_example_runs_and_is_short(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(path.read_text().splitlines()) < (110 if path.stem == "own_engine" else 60)
+    assert len(path.read_text().splitlines()) < (125 if path.stem == "own_engine" else 60)
     if path.stem == "own_net":
         pytest.importorskip("flax", reason="flax is not installed")
     if path.stem == "own_model":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from feddrift.engines import ENGINES
 from feddrift.engines.simulator.simulator import Simulator, SimulatorWorker
 from feddrift.models import join, take
 from feddrift.testing import FakeFederation, check_algorithm, check_net, check_test, check_worker
-from feddrift.types import Bools, Event, Federation, Ints, State
+from feddrift.types import Bools, Event, Federation, Ints, State, Tournament
 from tests.support.engines import mark_variants_slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,7 +34,7 @@ def test_every_method_of_the_catalogue_passes(name: str) -> None:
 
 def test_the_examples_pass() -> None:
     check_algorithm(plugins.load_object("algorithm", "own_algorithm:Restart", EXAMPLES)())
-    check_worker(plugins.load_object("engine", "own_engine:Crew", EXAMPLES))
+    check_worker(plugins.load_object("engine", "own_engine:ThreadedEngine", EXAMPLES))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -250,4 +251,18 @@ def test_the_fake_federation_records_its_requests() -> None:
     fed = FakeFederation(tau=1, n_clients=3, loss=lambda c, i: c / 10)
     state = fd.algorithm("FedDrift").step(fd.algorithm("FedDrift").init(FakeFederation(0, 3)), FakeFederation(0, 3))
     fd.algorithm("FedDrift").step(state, fed)
-    assert fed.asked[0] == "evaluate error" and fed.asked[-1].startswith("train")
+    assert fed.requests[0] == "evaluate error" and fed.requests[-1].startswith("train")
+
+
+def test_names_of_version_0_3_still_work_on_a_fake_federation() -> None:
+    with pytest.warns(DeprecationWarning, match="FakeFederation.judge is now run_contest"):
+        fed = FakeFederation(0, 2, judge=lambda _, teams: Tournament.empty(2, len(teams)))  # type: ignore[call-arg]
+    fed.contest(fed.fresh(), np.zeros((3, 2, 1), dtype=int))
+    with pytest.warns(DeprecationWarning, match="FakeFederation.asked is now requests"):
+        assert fed.asked == ["contest"]  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match="FakeFederation.quiet is now rejected_alarms"):
+        fed.quiet = np.array([True, False])  # type: ignore[attr-defined]
+    assert fed.allowed(np.ones(2, dtype=bool)).tolist() == [False, True]
+    with pytest.raises(AttributeError, match="FakeFederation has no attribute 'hearing'"):
+        fed.hearing  # type: ignore[attr-defined]  # noqa: B018
+    assert copy.deepcopy(fed).requests == ["contest"] and replace(fed, tau=1).requests == ["contest"]

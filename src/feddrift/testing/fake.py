@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,7 +28,40 @@ from feddrift.types import (
     Weights,
 )
 
+FORMER_NAMES = {  # attributes and arguments of FakeFederation in version 0.3 -> their current names
+    "asked": "requests",
+    "crossed": "last_cross_evaluation",
+    "described": "compute_moments",
+    "judge": "run_contest",
+    "quiet": "rejected_alarms",
+    "tried": "last_tournament",
+}
 
+
+def _find_current_name(name: str) -> str:
+    """Return the current name of an attribute or argument, with a warning if it has another one."""
+    if name not in FORMER_NAMES:
+        return name
+    warnings.warn(f"FakeFederation.{name} is now {FORMER_NAMES[name]}", DeprecationWarning, stacklevel=3)
+    return FORMER_NAMES[name]
+
+
+def _accept_former_arguments(cls: type[FakeFederation]) -> type[FakeFederation]:
+    """Let the constructor of the class accept arguments with the names of version 0.3."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def init_with_current_names(self: FakeFederation, *args: Any, **named: Any) -> None:
+        current: dict[str, Any] = {}
+        for name, value in named.items():
+            current[_find_current_name(name)] = value
+        init(self, *args, **current)
+
+    cls.__init__ = init_with_current_names  # type: ignore[method-assign]
+    return cls
+
+
+@_accept_former_arguments
 @dataclass
 class FakeFederation:
     """Federation without clients, for unit tests of a method: it returns the results that you define.
@@ -49,11 +84,11 @@ class FakeFederation:
         trial: The result of `tournament`.
         loss_by: ``loss_by(c, i, g)``, the scores of `evaluate` for class or group g.
         cross_by: ``cross_by(i, j, c, g)``, the scores of `cross_evaluate` for class or group g at client c.
-        described: A function that returns the result of `moments`.
-        judge: A function that returns the result of `contest`.
-        asked: The requests so far, such as "evaluate error".
-        crossed: The weights w of the last `cross_evaluate`.
-        tried: The weights w and the parents of the last `tournament`.
+        compute_moments: A function that returns the result of `moments`.
+        run_contest: A function that returns the result of `contest`.
+        requests: The requests so far, such as "evaluate error".
+        last_cross_evaluation: The weights w of the last `cross_evaluate`.
+        last_tournament: The weights w and the parents of the last `tournament`.
         trained: The models, the weights w and the settings of the last `train`.
         rejected_alarms: [c], True for clients whose alarms `allowed` rejects; by default none.
 
@@ -63,7 +98,7 @@ class FakeFederation:
     >>> for tau in (0, 1, 2):  # at time 2 the error of client 1 jumps
     ...     fed = FakeFederation(tau, n_clients=2, loss=lambda c, i: 0.4 if (tau, c) == (2, 1) else 0.1)
     ...     state = method.step(state, fed)
-    >>> state.models.ids, state.drifted.tolist(), fed.asked[:2]
+    >>> state.models.ids, state.drifted.tolist(), fed.requests[:2]
     ((0, 1), [False, True], ['evaluate error', 'train'])
     """
 
@@ -82,15 +117,25 @@ class FakeFederation:
     trial: Tournament | None = None
     loss_by: Callable[[int, int, int], float] | None = None
     cross_by: Callable[[int, int, int, int], float] | None = None
-    described: Callable[[Models, Layer, str], Moments] | None = None
-    judge: Callable[[Models, Ints], Tournament] | None = None
-    asked: list[str] = field(default_factory=list)
+    compute_moments: Callable[[Models, Layer, str], Moments] | None = None
+    run_contest: Callable[[Models, Ints], Tournament] | None = None
+    requests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.counts is None:
             self.counts = np.full((self.tau + 1, self.n_clients), 100)
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
         self.rejected_alarms: Bools = np.zeros(self.n_clients, dtype=bool)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in FORMER_NAMES:
+                raise AttributeError(f"FakeFederation has no attribute '{name}'")
+            return getattr(self, _find_current_name(name))
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            object.__setattr__(self, _find_current_name(name), value)
 
     def key(self, purpose: str, *names: int) -> rng.Words:
         return rng.derive_key(0, purpose, self.tau, *names)
@@ -102,7 +147,7 @@ class FakeFederation:
         return Models({"a": np.zeros((n, 1))}, tuple(range(n)))
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
-        self.asked.append(f"evaluate {metric}" + (f" by {by}" if by else ""))
+        self.requests.append(f"evaluate {metric}" + (f" by {by}" if by else ""))
         if by is not None:
             loss_by = self.loss_by
             parts = range(self.n_classes if by == "class" else self.n_groups)
@@ -114,7 +159,7 @@ class FakeFederation:
         return losses
 
     def confusion(self, models: Models) -> Ints:
-        self.asked.append("confusion")
+        self.requests.append("confusion")
         return self.confusions[:, : len(models)]
 
     def cross_evaluate(
@@ -125,8 +170,8 @@ class FakeFederation:
         by: Parting | None = None,
         per_client: bool = False,
     ) -> Floats:
-        self.asked.append(f"cross_evaluate {metric}" + (f" by {by}" if by else ""))
-        self.crossed = w
+        self.requests.append(f"cross_evaluate {metric}" + (f" by {by}" if by else ""))
+        self.last_cross_evaluation = w
         if by is not None:
             cross_by = self.cross_by
             parts = range(self.n_classes if by == "class" else self.n_groups)
@@ -145,29 +190,29 @@ class FakeFederation:
         project: Floats | Projection | None = None,
         square: bool = True,
     ) -> Moments:
-        self.asked.append(f"moments {layer} {by}")
-        assert self.described is not None
-        return self.described(models, layer, by)
+        self.requests.append(f"moments {layer} {by}")
+        assert self.compute_moments is not None
+        return self.compute_moments(models, layer, by)
 
     def tournament(self, models: Models, w: Weights, parent: Ints, starts: Sequence[Start]) -> Tournament:
-        self.asked.append(f"tournament {' '.join(starts)}")
-        self.tried = w, parent
+        self.requests.append(f"tournament {' '.join(starts)}")
+        self.last_tournament = w, parent
         assert self.trial is not None
         return self.trial
 
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
-        self.asked.append("contest" + ("" if held_by is None else f" holds={held_by.holds}"))
-        assert self.judge is not None
-        return self.judge(models, teams)
+        self.requests.append("contest" + ("" if held_by is None else f" holds={held_by.holds}"))
+        assert self.run_contest is not None
+        return self.run_contest(models, teams)
 
     def local_updates(self, models: Models, w: Weights, local: Local | None = None) -> Updates:
-        self.asked.append("local_updates")
+        self.requests.append("local_updates")
         assert self.lanes is not None
         return self.lanes(models, w)
 
     def train(self, models: Models, w: Weights, rounds: int | None = None, local: Local | None = None) -> Models:
         self.trained = models, w, local or self.local
         lr = "" if local is None else f" lr={local.lr:g}"
-        self.asked.append("train" + ("" if rounds is None else f" rounds={rounds}") + lr)
+        self.requests.append("train" + ("" if rounds is None else f" rounds={rounds}") + lr)
         used = (w[self.tau] > 0).any(axis=0)
         return replace(models, params={"a": models.params["a"] + used[:, None]})

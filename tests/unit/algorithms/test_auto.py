@@ -143,11 +143,11 @@ class Learners(FakeFederation):
 def test_the_first_gain_is_measured_on_rows_that_private_models_have_not_seen() -> None:
     asked: list[Ints] = []
 
-    def judge(models: Models, teams: Ints) -> Tournament:
+    def run_contest(models: Models, teams: Ints) -> Tournament:
         asked.append(teams)
         return make_tournament((10, 5, 20), (10, 10, 10), rows=(100, 100))
 
-    fed = Learners(0, 2, judge=judge)
+    fed = Learners(0, 2, run_contest=run_contest)
     shared = Models({"a": np.array([[0.0], [100.0]])}, (0, 1))
     gain = private_models.measure_first_gain(shared, Clusters(np.array([[0, 1]]), 2), np.array([0, 1]), (2, 4), fed)
     assert gain == pytest.approx((0.05, -0.1))
@@ -230,7 +230,7 @@ def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.
     monkeypatch.setattr(new_clusters, "MAX_COMPARED", 3)
     seen = []
 
-    def judge(models: Models, teams: Ints) -> Tournament:
+    def run_contest(models: Models, teams: Ints) -> Tournament:
         """Each client has mistakes with candidates other than its own: nobody fits anybody."""
         seen.append(len(teams))
         n_clients, k = teams.shape[1], len(teams)
@@ -241,7 +241,7 @@ def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.
                 wrong[c, i, i] = 30
         return Tournament(np.full(n_clients, 100), wrong)
 
-    fed = FakeFederation(2, 8, judge=judge)
+    fed = FakeFederation(2, 8, run_contest=run_contest)
     may, best = np.ones(8, dtype=bool), np.zeros(8, dtype=np.int64)
     found = new_clusters.create_clusters(range(8), [False] * 8, may, fed.fresh(), best, 100, 1, 0.84, fed)
     assert len(found.groups) == 3 and all(len(group) == 1 for group in found.groups)  # five wait

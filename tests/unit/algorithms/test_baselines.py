@@ -119,7 +119,7 @@ def test_adaptive_changes_the_rate_four_rounds_before_the_end() -> None:
     fed = FakeFederation(0, 2, local=Local(rounds=10))
     algorithm = AdaptiveFedAvg(lr=0.2)
     state = algorithm.step(algorithm.init(fed), fed)
-    assert fed.asked == ["train rounds=6 lr=0.2", f"train rounds=4 lr={state.rate:g}"]
+    assert fed.requests == ["train rounds=6 lr=0.2", f"train rounds=4 lr={state.rate:g}"]
     _, w, local = fed.trained
     assert local.optimizer == "sgd" and local.weight_decay == 0 and w.shape == (1, 2, 1)
     later = FakeFederation(2, 2)
@@ -127,7 +127,7 @@ def test_adaptive_changes_the_rate_four_rounds_before_the_end() -> None:
     assert later.trained[1][:, 0, 0].tolist() == [0, 0, 1]  # the newest data only
     short = FakeFederation(0, 2, local=Local(rounds=1))
     algorithm.step(algorithm.init(short), short)
-    assert short.asked == ["train rounds=1 lr=0.2", f"train rounds=0 lr={state.rate:g}"]
+    assert short.requests == ["train rounds=1 lr=0.2", f"train rounds=0 lr={state.rate:g}"]
 
 
 def test_adaptive_never_leaves_the_constant_predictor_of_circle() -> None:
@@ -364,7 +364,7 @@ def test_ifca_starts_on_one_model_and_then_chooses() -> None:
     assert list_model_ids(once[1].votes, once[1].models) == [0, 1]
     fed = FakeFederation(1, 2, local=Local(rounds=3), loss=worlds[1]["loss"])
     IFCA(n_models=2).step(once[0], fed)
-    assert fed.asked == ["evaluate error", *["train rounds=1", "evaluate error"] * 3]
+    assert fed.requests == ["evaluate error", *["train rounds=1", "evaluate error"] * 3]
     windowed = IFCA(n_models=2, every_round=False, memory=window(1)).step(once[0], fed)
     assert not windowed.w[0].any() and windowed.w[1].tolist() == [[1, 0], [0, 1]]
 

@@ -84,19 +84,19 @@ def flux(tau: int, *at: float, **given: Any) -> FakeFederation:
     counts = np.full((tau + 1, len(at)), 100)
     counts[-1, np.isnan(at)] = 0
     return FakeFederation(
-        tau, len(at), described=make_moments_reply(*at), counts=counts, local=fd.Local(rounds=10), **given
+        tau, len(at), compute_moments=make_moments_reply(*at), counts=counts, local=fd.Local(rounds=10), **given
     )
 
 
 def test_a_run_of_flux_by_hand() -> None:
     method = FLUX()
     state = method.init(flux(0, 0, 0, 0, 0))
-    fed = flux(0, 0.0, 0.1, 5.0, 5.1, 9.0, judge=make_contest(0.5, 0.7, 0.76, 0.8))
+    fed = flux(0, 0.0, 0.1, 5.0, 5.1, 9.0, run_contest=make_contest(0.5, 0.7, 0.76, 0.8))
     state = replace(state, votes=np.ones((5, 1)))
     state = method.step(state, fed)
     # The rise of round 3, 0.06, is not below the limit; that of round 4 is. Six of ten rounds are left.
     round_by_round = ["train rounds=1 lr=0.01", "contest holds=last"]
-    assert fed.asked == [*round_by_round * 4, "moments trunk class", "train rounds=6"]
+    assert fed.requests == [*round_by_round * 4, "moments trunk class", "train rounds=6"]
     # Distances to the nearest are 0.1 four times and 3.9: the knee is 0.1.
     assert state.models.ids == (0, 1, 2) and state.votes.argmax(axis=1).tolist() == [0, 0, 1, 1, 2]
     assert [e.cause["clients"] for e in state.events] == [[2, 3], [4]] and not state.drifted.any()  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ def test_a_run_of_flux_by_hand() -> None:
     # Two swap, one comes back late, and one is new: it copies the nearest, under a name of its own.
     fed = flux(1, 5.05, 0.0, 5.0, 20.0, NAN)
     moved = method.step(state, fed)
-    assert fed.asked == ["moments trunk class", "train rounds=10"]
+    assert fed.requests == ["moments trunk class", "train rounds=10"]
     assert moved.votes.argmax(axis=1).tolist()[:3] == [1, moved.votes[1].argmax(), 1]
     assert moved.votes.argmax(axis=1)[4] == 2  # without data it stays
     (event,) = [e for e in moved.events if e.cause["clients"] == [3]]
@@ -119,7 +119,7 @@ def test_a_run_of_flux_by_hand() -> None:
 
 def test_a_router_of_centres() -> None:
     method = FLUX()
-    fed = flux(0, 0.0, 0.1, 5.0, 5.1, judge=make_contest(0.5, 0.9, 0.9))
+    fed = flux(0, 0.0, 0.1, 5.0, 5.1, run_contest=make_contest(0.5, 0.9, 0.9))
     state = method.step(method.init(fed), fed)
     way = state.router
     assert way is not None and way.per == "batch" and way.of == "moments" and way.layer == "trunk"
@@ -127,7 +127,7 @@ def test_a_router_of_centres() -> None:
     # What lies at 5, with deviation 1, is the second's; numbers are scaled by the block's 0 to 5.1.
     np.testing.assert_allclose(way.centre[:, 0], [0.05 / 5.1, 5.05 / 5.1])
     silent = FLUX(router=False)
-    fed = flux(0, 0.0, 0.1, 5.0, 5.1, judge=make_contest(0.5, 0.9, 0.9))
+    fed = flux(0, 0.0, 0.1, 5.0, 5.1, run_contest=make_contest(0.5, 0.9, 0.9))
     assert silent.step(silent.init(fed), fed).router is None
 
 
@@ -135,7 +135,7 @@ def test_complete_linkage_keeps_a_chain_apart() -> None:
     chain = (0.0, 1.0, 2.1, 3.2, 30.0)
     states = []
     for linkage in ("single", "complete"):
-        fed, method = flux(0, *chain, judge=make_contest(0.5, 0.9, 0.9)), fd.algorithm("FLUX", linkage=linkage)
+        fed, method = flux(0, *chain, run_contest=make_contest(0.5, 0.9, 0.9)), fd.algorithm("FLUX", linkage=linkage)
         states.append(method.step(method.init(fed), fed))
     single, complete = (state.votes.argmax(axis=1) for state in states)
     assert len(set(single[:4])) == 1 and single[4] != single[0]
@@ -143,7 +143,7 @@ def test_complete_linkage_keeps_a_chain_apart() -> None:
 
 
 def test_one_client_alone_and_no_client() -> None:
-    fed, method = flux(0, 3.0, judge=make_contest(0.5, 0.9, 0.9)), FLUX()
+    fed, method = flux(0, 3.0, run_contest=make_contest(0.5, 0.9, 0.9)), FLUX()
     state = method.step(method.init(fed), fed)
     again = method.step(state, flux(1, 50.0))
     assert again.models.ids == (0,) and not again.events
@@ -189,9 +189,9 @@ def test_a_round_of_feroma_by_hand() -> None:
         return Updates({"a": trained}, active, active, np.full(len(active), 100.0))
 
     method = FEROMA(common_rounds=1)
-    fed = FakeFederation(0, 2, described=make_moments_reply(0.0, 8.0), lanes=lanes, local=fd.Local(rounds=3))
+    fed = FakeFederation(0, 2, compute_moments=make_moments_reply(0.0, 8.0), lanes=lanes, local=fd.Local(rounds=3))
     state = method.step(method.init(fed), fed)
-    assert fed.asked == ["train rounds=1", "moments trunk class", "local_updates", "local_updates"]
+    assert fed.requests == ["train rounds=1", "moments trunk class", "local_updates", "local_updates"]
     assert sent[0].tolist() == [[1], [1]]  # both from G, whatever the mixture
     # Then each is nearly its own: 11 and 21, mixed by 1 / distance; far apart, little of the other.
     assert abs(sent[1][0, 0] - 11) < 2 and abs(sent[1][1, 0] - 21) < 2 and sent[1][0, 0] > 11
@@ -199,7 +199,7 @@ def test_a_round_of_feroma_by_hand() -> None:
     assert [(e.kind, e.model) for e in state.events] == [("created", 1)]
     assert isinstance(state, FeromaState) and state.profile.shape[1] == 2
     before = state.models.params["a"]
-    fed = FakeFederation(1, 2, described=make_moments_reply(8.0, NAN), lanes=lanes, local=fd.Local(rounds=1))
+    fed = FakeFederation(1, 2, compute_moments=make_moments_reply(8.0, NAN), lanes=lanes, local=fd.Local(rounds=1))
     fed.counts[1, 1] = 0
     moved = method.step(state, fed)
     # The first looks like the second did: it trains from the second's model, which stays.

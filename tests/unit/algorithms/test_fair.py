@@ -74,13 +74,15 @@ def test_a_round_by_hand() -> None:
     (event,) = state.events
     assert event.kind == "created" and event.cause["from"] == 0 and event.cause["clients"] == [1]
     assert state.levels[:, 1].tolist() == [0.1, 0.6]
-    assert fed.asked == ["evaluate loss by group", "train"]
+    assert fed.requests == ["evaluate loss by group", "train"]
     # A step later the two are compared on data before that step, and merge: no group of any client loses by it.
     found: Table = {(0, 0): [0.5, 0.5], (0, 1): [0.6, 0.6], (1, 0): [0.4, 0.9], (1, 1): [0.1, 0.6]}
     fed = make_federation(3, found, cross=lambda i, j, c, g: 0.5 if i == j else 0.6)
     merged = method.step(state, fed)
     assert [(e.kind, e.model) for e in merged.events] == [("merged", 1)] and merged.models.ids == (0,)
-    assert np.asarray(fed.crossed)[3].sum() == 0 and np.asarray(fed.crossed)[2].tolist() == [[1, 0], [0, 1]]
+    assert np.asarray(fed.last_cross_evaluation)[3].sum() == 0 and np.asarray(fed.last_cross_evaluation)[
+        2
+    ].tolist() == [[1, 0], [0, 1]]
     fed = make_federation(3, found, cross=lambda i, j, c, g: 0.5 if i == j else 0.9 if g else 0.1)
     assert method.step(state, fed).models.ids == (0, 1)  # in the mean they are alike
 
@@ -170,7 +172,7 @@ def test_a_step_of_two_clients_by_hand(name: str) -> None:
         local=fd.Local(rounds=2),
     )  # fmt: skip
     state = method.step(method.init(fed), fed)
-    assert fed.asked == ["confusion", *["evaluate loss by class", "train rounds=1"] * 2] and state.ballot == "soft"
+    assert fed.requests == ["confusion", *["evaluate loss by class", "train rounds=1"] * 2] and state.ballot == "soft"
     if name == "FedEM":  # 3 to 1 in the first round, then 9 to 1
         np.testing.assert_allclose(state.votes, [[0.9, 0.1], [0.1, 0.9]])
     else:  # model 0 has (3 + 1 / 3) / (4 + 4 / 3) of class 0 after the first round

@@ -168,8 +168,8 @@ def test_the_distances_see_the_new_assignments_but_not_the_isolated() -> None:
     state = run_algorithm(algorithm, worlds)[-1]
     fed = FakeFederation(2, 3, loss=make_loss_table({0: [0.1, 0.9, 0.5], 1: [0.9, 0.1, 0.9]}))
     algorithm.step(state, fed)
-    np.testing.assert_array_equal(fed.crossed[2], [[1, 0], [0, 1], [0, 0]])
-    assert fed.asked == ["evaluate error", "cross_evaluate error", "train"]
+    np.testing.assert_array_equal(fed.last_cross_evaluation[2], [[1, 0], [0, 1], [0, 0]])
+    assert fed.requests == ["evaluate error", "cross_evaluate error", "train"]
 
 
 def test_a_client_without_new_data_keeps_identity_and_reference_and_its_history_still_trains() -> None:
@@ -242,7 +242,7 @@ def test_metric_loss_reaches_every_question() -> None:
     state = run_algorithm(algorithm, [NO_DRIFT, {"loss": make_loss_table({0: [0.1, 5.0, 0.1]})}])[-1]
     fed = FakeFederation(2, 3)
     algorithm.step(state, fed)
-    assert fed.asked == ["evaluate loss", "cross_evaluate loss", "train"]
+    assert fed.requests == ["evaluate loss", "cross_evaluate loss", "train"]
 
 
 def test_eager_starts_from_the_best_model_of_the_first_drifted_client() -> None:

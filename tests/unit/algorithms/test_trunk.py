@@ -82,7 +82,7 @@ def test_the_winning_start_becomes_the_model(errors: tuple[int, ...], winner: st
     assert event.cause["from"] == (None if winner == "fresh" else 0)
     assert len(state.models.params["trunk"]) == (1 if shared else 2)
     assert list_model_ids(state.votes, state.models) == [0, 1, 0, 0]
-    assert fed.tried[1].tolist() == [-1, 0, -1, -1] and fed.tried[0].shape == (1, 4, 1)
+    assert fed.last_tournament[1].tolist() == [-1, 0, -1, -1] and fed.last_tournament[0].shape == (1, 4, 1)
 
 
 def test_little_to_gain_is_not_taken_where_a_copy_is_better_for_sure() -> None:
@@ -103,7 +103,7 @@ def test_rows_that_both_get_wrong_decide_nothing() -> None:
 @pytest.mark.parametrize("start", ["head", "warm", "fresh"])
 def test_without_a_trial_the_start_is_given(start: Any) -> None:
     state, fed = step_with_drift(FedDriftTrunk(delta=0.1, init_=start), Tournament.empty(4, 4))
-    assert not [verb for verb in fed.asked if verb.startswith("tournament")]
+    assert not [verb for verb in fed.requests if verb.startswith("tournament")]
     assert "start" not in state.events[0].cause
     assert state.models.family == ((0, 0) if start == "head" else (0, 1))
 
@@ -125,7 +125,7 @@ def test_every_client_decides_alone_with_feddrift_and_all_together_with_eager() 
         and event.cause["wrong"] == make_independent_errors(44, 32)
         and event.cause["start"] == "warm"
     )
-    assert fed.asked.count("tournament warm fresh") == 1
+    assert fed.requests.count("tournament warm fresh") == 1
 
 
 def family_scene(family: tuple[int, ...], n_clients: int = 4) -> tuple[Models, Clusters]:
