@@ -22,13 +22,17 @@ from rich.table import Table
 HERE = Path(__file__).parent
 TARGETS = {"host": None, "avx2": ("haswell", "+avx,+avx2,+fma")}
 NETS = ([2, 4, 2], [3, 6, 2], [11, 22, 2])
-CLIENTS, STEPS, ROWS, SECONDS = 10, 50, 500, 0.3
+CLIENTS = 10
+STEPS = 50
+ROWS = 500
+SECONDS = 0.3
 
 
 def time_call(work: Callable[[], object]) -> float:
     """Return the least CPU seconds of one call, among as many as fit into the time."""
     work()  # compiles
-    least, begin = float("inf"), time.process_time()
+    least = float("inf")
+    begin = time.process_time()
     while time.process_time() - begin < SECONDS:
         start = time.process_time()
         work()

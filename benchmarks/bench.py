@@ -30,7 +30,7 @@ PARAMETERS = [(4, 2), (8, 10), (24, 36), (45, 45), (46, 45), (128, 128), (320, 3
 PUBLIC = "fd.stream; fd.algorithm; fd.run"
 AUTHORS_TRIAL_MINUTES = 10.6  # one SINE-2 trial of the authors' system, its sleeps removed; measured elsewhere
 FLOWER = "flwr[simulation]==1.41.0"
-QUIET = {  # Flower and Ray tell nobody
+QUIET = {  # no telemetry of Flower and Ray
     "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }  # fmt: skip
@@ -44,17 +44,17 @@ class Skipped(Exception):
 
 
 class Failed(Skipped):
-    """What went wrong in it."""
+    """Error of a section, with its cause."""
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a process that runs feddrift is given: this source, and no compiled programs kept by JAX."""
+    """Return the environment of a process that runs feddrift: this source, and no stored programs of JAX."""
     env = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
     return env | {"PYTHONPATH": SOURCE} | more
 
 
 def measure(work: str, one_core: bool = False, **arguments: Any) -> Any:
-    """What work.py finds, in a process of its own."""
+    """Return the result of work.py in its own process."""
 
     def restrict() -> None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -102,7 +102,8 @@ def step(**_: Any) -> Numbers:
     for k, (name, net) in enumerate(NETS.items()):
         floor = measure("floor", net=net)["us"] if shutil.which("cc") else None
         loop = measure("loop", net=net)
-        one, all_ = ours["one"][k]["us"], ours["all"][k]["us"]
+        one = ours["one"][k]["us"]
+        all_ = ours["all"][k]["us"]
         found[name] = {
             "floor_us": floor, "one_core_us": one, "all_cores_us": all_, "loop_us": loop["us"],
             "ours_to_floor": one / floor if floor else None, "loop_to_ours": loop["us"] / all_, "loop": loop["in"],
@@ -112,7 +113,7 @@ def step(**_: Any) -> Numbers:
     rows = [[name, *list(row.values())[:6]] for name, row in found.items()]
     show("us per lane-step: 10 clients, minibatches of 50, Adam", columns, rows)
     if floor is None:
-        out.print("no floor: there is no C compiler called cc\n")
+        out.print("no floor: a C compiler called cc is missing\n")
     return found
 
 
@@ -124,7 +125,7 @@ def flower(flower_python: str | None = None, **_: Any) -> Numbers:
             "then --flower-python DIR/bin/python or FEDDRIFT_FLOWER_PYTHON=DIR/bin/python"
         )
     if not shutil.which(flower_python):
-        raise Skipped(f"{flower_python} is no program")
+        raise Skipped(f"{flower_python} is not a program")
     steps = (5, 50)
     with tempfile.TemporaryDirectory() as home:
         env = environment(**QUIET, FLWR_HOME=home, PYTHONPATH=str(HERE))
@@ -132,7 +133,8 @@ def flower(flower_python: str | None = None, **_: Any) -> Numbers:
     ours = measure("train", cases=[{"net": NETS["SINE 2-4-2"], "steps": k} for k in steps])
     found: Numbers = {"start_up_seconds": theirs["start_up_seconds"]}
     for k, mine in zip(steps, ours, strict=True):
-        one, other = mine["seconds_per_round"] * 1e3, theirs["seconds_per_round"][str(k)] * 1e3
+        one = mine["seconds_per_round"] * 1e3
+        other = theirs["seconds_per_round"][str(k)] * 1e3
         found[f"{k} local steps"] = {"flower_ms": other, "ours_ms": one, "flower_to_ours": other / one}
     rows = [[name, *row.values()] for name, row in found.items() if isinstance(row, dict)]
     show(f"ms per round of FedAvg: 10 clients, SINE net (Flower first starts for {theirs['start_up_seconds']:.1f} s)",
@@ -141,7 +143,7 @@ def flower(flower_python: str | None = None, **_: Any) -> Numbers:
 
 
 def growth(large: bool = False, **_: Any) -> Numbers:
-    """How time and memory grow with clients, models, history and parameters."""
+    """Measure how time and memory grow with clients, models, history and parameters."""
     clients = {n: measure("drift", clients=n, steps=20) for n in (10, 100, 1000, *([10_000] if large else []))}
     axis("clients (FedDrift, 20 time steps, 5 rounds of 50 steps)", clients, {
         "ms per client and time step": "ms_per_client_step", "peak MB": "peak_mb", "MB of it for the run": "own_mb",
@@ -181,7 +183,7 @@ def axis(name: str, found: dict[int, Numbers], columns: dict[str, str]) -> None:
 
 
 def server(**_: Any) -> Numbers:
-    """What the server itself does: merging, and everything between the verbs."""
+    """Measure the server: merging, and all work between requests."""
     found: Numbers = {f"merge {n}": measure("merge", models=n)["seconds"] for n in (1000, 5000)}
     found["between verbs, %"] = measure("between")["percent"]
     title = "the server: seconds to merge models into five; share of a SINE-2 run between the verbs"
@@ -251,7 +253,8 @@ def python(code: str, env: dict[str, str]) -> float:
 
 def command(arguments: list[str], env: dict[str, str], seen: Callable[[], bool] = lambda: True) -> tuple[float, float]:
     """Seconds until something is seen while feddrift runs, and until it ends."""
-    begin, first = time.perf_counter(), 0.0
+    begin = time.perf_counter()
+    first = 0.0
     process = subprocess.Popen([sys.executable, "-m", "feddrift", *arguments], env=env, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         if not first and seen():
@@ -264,7 +267,7 @@ def command(arguments: list[str], env: dict[str, str], seen: Callable[[], bool] 
 
 
 def machine() -> Numbers:
-    """What the numbers depend on."""
+    """Describe the machine and the versions on which the numbers depend."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
@@ -290,7 +293,7 @@ def past() -> list[Any]:
         entries = json.loads(HISTORY.read_text()) if HISTORY.exists() else []
     except ValueError:
         entries = None
-    return entries if isinstance(entries, list) else fail(f"{HISTORY} is no JSON list: repair it, or --no-history")
+    return entries if isinstance(entries, list) else fail(f"{HISTORY} is not a JSON list: repair it, or --no-history")
 
 
 SECTIONS: dict[str, Callable[..., Numbers]] = {
@@ -310,7 +313,7 @@ def main(
     """Measure feddrift beside a C floor, a plain loop, Flower, and itself at other sizes."""
     for name in sections or []:
         if name not in SECTIONS:
-            fail(f"there is no section {name!r}, there are {', '.join(SECTIONS)}")
+            fail(f"unknown section {name!r}: choose from {', '.join(SECTIONS)}")
     entries = [] if no_history else past()
     entry: Numbers = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "machine": machine()}
     if entry["machine"]["load"] > 0.5:

@@ -1,10 +1,10 @@
-"""What exchanges of a real deployment cost on this machine: `python benchmarks/deployment.py 3 10` (numbers of nodes).
+"""Cost of exchanges of a real deployment on this machine: `python benchmarks/deployment.py 3 10` (numbers of nodes).
 
 Each number of nodes twice: cold, as Flower does it by itself, and warm. Everything is as in docs/deploy.md, but all
 nodes share this machine with the server and nginx is left out. CPU seconds are those of a client and all that it
 starts, from the first answered hello to the last exchange, over exchanges and clients.
 
-`--idle 300`: what warm clients cost in so many seconds in which none has new data, and the server says hello once a
+`--idle 300`: what warm clients cost in this number of seconds without new data, in which the server sends hello once a
 minute, as it does after ten minutes of waiting.
 """
 
@@ -29,14 +29,15 @@ import numpy as np
 from feddrift.deploy.operate import scaffold
 from feddrift.deploy.processes import launcher, process_tree
 
-STEPS, ROUNDS = 3, 7
+STEPS = 3
+ROUNDS = 7
 ANSWERED = re.compile(r"(hello|evaluate|train) at time (\d+).*: (\d+) of (\d+) clients answered in ([0-9.]+) s")
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Measured:
-    """What exchanges took in which all clients answered."""
+    """Times of exchanges to which all clients replied."""
 
     seconds: dict[str, list[float]]  # by kind
     client: float  # CPU seconds per exchange and client
@@ -49,7 +50,8 @@ def main(numbers: list[int]) -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for n in numbers:
         found = {way: row(n, way) for way in ("cold", "warm")}
-        cold, warm = found["cold"], found["warm"]
+        cold = found["cold"]
+        warm = found["warm"]
         shares = [f"{median(warm.seconds[kind]) / median(cold.seconds[kind]):.2f}" for kind in cold.seconds]
         shares += [f"{warm.client / cold.client:.2f}", f"{warm.server / cold.server:.2f}"]
         print(f"| {n} | warm / cold | {' | '.join(shares)} | | |")
@@ -58,9 +60,10 @@ def main(numbers: list[int]) -> None:
 def row(n: int, way: str) -> Measured:
     """Measure and print one line of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        found = measured(Path(folder) / "deployment", n, way)
+        found = measure_deployment(Path(folder) / "deployment", n, way)
     cells = [f"{median(took):.1f} ({min(took):.1f} to {max(took):.1f})" for took in found.seconds.values()]
-    costs, count = f"{found.client:.2f} | {found.server:.2f}", sum(map(len, found.seconds.values()))
+    costs = f"{found.client:.2f} | {found.server:.2f}"
+    count = sum(map(len, found.seconds.values()))
     print(f"| {n} | {way} | {' | '.join(cells)} | {costs} | {count} | {os.getloadavg()[0]:.1f} |", flush=True)
     return found
 
@@ -69,10 +72,11 @@ def idle(n: int, seconds: float) -> None:
     """Measure and print what waiting costs."""
     with tempfile.TemporaryDirectory() as folder:
         own = "time_steps = 2\nrounds = 1\nlook = 60\n"
-        with deployed(Path(folder) / "deployment", n, "warm", own, batches=1) as fed:
+        with deploy(Path(folder) / "deployment", n, "warm", own, batches=1) as fed:
             until(lambda: sum(kind == "hello" for kind, _ in fed.exchanges()) >= 2, fed.run, fed.output)
             every = fed.server, fed.run, *fed.clients
-            before, begun = [cpu(child.pid) for child in every], len(fed.exchanges())
+            before = [cpu(child.pid) for child in every]
+            begun = len(fed.exchanges())
             time.sleep(seconds)
             burnt = [cpu(child.pid) - was for child, was in zip(every, before, strict=True)]
             hellos = len(fed.exchanges()) - begun
@@ -93,10 +97,11 @@ class Deployed:
 
 
 @contextmanager
-def deployed(folder: Path, n: int, way: str, own: str, batches: int) -> Iterator[Deployed]:
-    """A deployment of n clients that have so many batches, with these settings of its own."""
+def deploy(folder: Path, n: int, way: str, own: str, batches: int) -> Iterator[Deployed]:
+    """Yield a deployment of n clients with this number of batches and these settings."""
     names = [f"client{k}" for k in range(n)]
-    outer, inner = launcher.find_free_port(), launcher.find_free_port()
+    outer = launcher.find_free_port()
+    inner = launcher.find_free_port()
     scaffold.create_deployment(folder, names, [2], ["0", "1"], port=outer, inner=inner, experiment="benchmark")
     settings = folder / "server" / "federation.toml"
     others = settings.read_text().replace("FedDrift-Auto", "FedDrift")  # the exchanges of the paper's method
@@ -109,7 +114,8 @@ def deployed(folder: Path, n: int, way: str, own: str, batches: int) -> Iterator
             x = draw.random((200, 2))
             rows = "".join(f"{a:.5f},{b:.5f},{int(a > 0.5)}\n" for a, b in x)
             (folder / "clients" / name / "data" / f"step_{t}.csv").write_text("u,v,label\n" + rows)
-    output, log = folder / "output", folder / "server" / "state" / "server.log"
+    output = folder / "output"
+    log = folder / "server" / "state" / "server.log"
 
     def exchanges() -> list[tuple[str, float]]:
         every = ANSWERED.findall(log.read_text()) if log.exists() else []
@@ -126,14 +132,16 @@ def deployed(folder: Path, n: int, way: str, own: str, batches: int) -> Iterator
         yield Deployed(server, clients, run, output, exchanges)
 
 
-def measured(folder: Path, n: int, way: str) -> Measured:
-    """Run a deployment of n clients and read off its log what each exchange took."""
+def measure_deployment(folder: Path, n: int, way: str) -> Measured:
+    """Run a deployment of n clients and read the time of each exchange from its log."""
     own = f"time_steps = {STEPS}\nrounds = {ROUNDS}\nsteps = 100\npatience = 600\n"
-    with deployed(folder, n, way, own, STEPS + 1) as fed:
+    with deploy(folder, n, way, own, STEPS + 1) as fed:
         until(fed.exchanges, fed.run, fed.output)
-        before, begun = [cpu(child.pid) for child in (fed.server, *fed.clients)], len(fed.exchanges())
+        before = [cpu(child.pid) for child in (fed.server, *fed.clients)]
+        begun = len(fed.exchanges())
         fed.run.wait()
-        after, every = [cpu(child.pid) for child in (fed.server, *fed.clients)], fed.exchanges()
+        after = [cpu(child.pid) for child in (fed.server, *fed.clients)]
+        every = fed.exchanges()
     if fed.run.returncode:
         sys.exit(fed.output.read_text()[-4000:])
     seconds: dict[str, list[float]] = {"hello": [], "evaluate": [], "train": []}
@@ -145,11 +153,13 @@ def measured(folder: Path, n: int, way: str) -> Measured:
 
 def cpu(pid: int) -> float:
     """CPU seconds of a process and all below it, also of those that have ended, buried or not."""
-    parents, ticks = dict[int, int](), dict[int, int]()
+    parents = dict[int, int]()
+    ticks = dict[int, int]()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):  # it is gone, and its parent has its time
             fields = path.read_text().rpartition(")")[2].split()
-            parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+            parents[int(path.parent.name)] = int(fields[1])
+            ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))
     family = [pid]
     for one in family:
         family += (child for child, parent in parents.items() if parent == one)

@@ -16,8 +16,8 @@ SOURCE = Path(__file__).with_name("floor.c")
 FLAGS = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
 
 
-def compiled(d: int, h: int, c: int) -> ctypes.CDLL:
-    """The code for nets of this shape."""
+def compile_kernel(d: int, h: int, c: int) -> ctypes.CDLL:
+    """Return the compiled code for nets of this shape."""
     sizes = [f"-D{name}={value}" for name, value in zip("DHCB", (d, h, c, plain.BATCH), strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         library = str(Path(folder) / "floor.so")
@@ -29,10 +29,12 @@ def trainer(lib: ctypes.CDLL, x: Any, y: Any, model: Any, moments: Any) -> Calla
     """Trains `model` in place on x[client, row, feature]: call it with rounds, steps per round, steps taken so far."""
     clients, n, _ = x.shape
     rows = np.arange(n + lib.padding()) % n
-    by_row, labels = np.ascontiguousarray(x[:, rows], np.float32), np.ascontiguousarray(y[:, rows], np.int32)
+    by_row = np.ascontiguousarray(x[:, rows], np.float32)
+    labels = np.ascontiguousarray(y[:, rows], np.int32)
     by_feature = np.ascontiguousarray(by_row.transpose(0, 2, 1))
     arrays = [ctypes.c_void_p(a.ctypes.data) for a in (by_feature, by_row, labels, model, moments)]
-    lr, decay = ctypes.c_float(plain.LR), ctypes.c_float(plain.DECAY)
+    lr = ctypes.c_float(plain.LR)
+    decay = ctypes.c_float(plain.DECAY)
 
     def train(rounds: int, steps: int, taken: int, _alive: Any = (by_feature, by_row, labels)) -> None:
         lib.train(clients, rounds, steps, n, *arrays, taken, lr, decay)

@@ -19,9 +19,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-CLIENTS, ROWS, NET, ROUNDS = 10, 500, (2, 4, 2), 20
+CLIENTS = 10
+ROWS = 500
+NET = (2, 4, 2)
+ROUNDS = 20
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 found: dict[str, Any] = {"seconds_per_round": {}}
 
 
@@ -50,7 +54,8 @@ def arrays(content: RecordDict) -> plain.Arrays:
 @client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
 def train(message: Message, context: Context) -> Message:
     """A client's part of a round."""
-    params, client = arrays(message.content), int(context.node_config["partition-id"])
+    params = arrays(message.content)
+    client = int(context.node_config["partition-id"])
     steps = int(message.content.config_records["how"]["steps"])
     plain.train(params, plain.zeros(params), 0, *data(client), steps, np.random.default_rng(client))
     content = RecordDict({"model": record(params), "sizes": MetricRecord({"rows": ROWS})})

@@ -1,4 +1,4 @@
-"""What a run costs on a GPU: `python benchmarks/gpu.py [step] [runs]`; MNIST lies in $FEDDRIFT_DATA/mnist.
+"""Cost of a run on a GPU: `python benchmarks/gpu.py [step] [runs]`; MNIST must be in $FEDDRIFT_DATA/mnist.
 
 `step`: microseconds per lane-step of MNIST's net, beside what its memory traffic alone would take: at the speed of a
 plain copy measured here, and at the one that is given (4.3 TB/s for an H200). `runs`: seconds of whole runs on mnist-4,
@@ -18,7 +18,9 @@ import numpy as np
 
 import feddrift as fd
 
-LANES, STEPS, ROUNDS = (10, 20, 40), 50, 20
+LANES = (10, 20, 40)
+STEPS = 50
+ROUNDS = 20
 COPIES = 9  # of a model that a step moves: weights read twice and written, three moments read and written
 SPEED = 4.3e12  # bytes per second, of the GPU's memory
 RUN = """
@@ -48,7 +50,8 @@ def step() -> None:
     from feddrift.models import init_models
     from feddrift.trees import tree_leaves
 
-    net, stream = fd.mlp(784, 1568, 10), fd.stream("mnist-4")
+    net = fd.mlp(784, 1568, 10)
+    stream = fd.stream("mnist-4")
     size = sum(leaf[0].nbytes for leaf in tree_leaves(init_models(net, 0).params))
     arrays = [jnp.ones((1 << 26,)) for _ in range(4)]
     copy = jax.jit(lambda arrays: [array + 1 for array in arrays], donate_argnums=0)
@@ -66,11 +69,13 @@ def step() -> None:
         local = fd.Local(steps=STEPS, precision=precision)
         engine = Simulator(stream, net, local, 0)
         for n in LANES:
-            models, clients = init_models(net, 0, -(-n // 10)), stream.n_clients
+            models = init_models(net, 0, -(-n // 10))
+            clients = stream.n_clients
             w = np.zeros((10, clients, len(models)))
             w[:, np.arange(n) % clients, np.arange(n) // clients] = 1
             worker = engine.worker(9)
-            work, took = TrainingPlan.of(models, Entries.of(w, w.shape), worker.known.counts), {}
+            work = TrainingPlan.of(models, Entries.of(w, w.shape), worker.known.counts)
+            took = {}
             for rounds in (1, 1, 1, ROUNDS + 1, ROUNDS + 1, ROUNDS + 1):
                 begin = time.perf_counter()
                 worker.rounds(models, work, 0, rounds, local)

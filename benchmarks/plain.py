@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
-BATCH, LR, DECAY = 50, 1e-2, 1e-3
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+BATCH = 50
+LR = 1e-2
+DECAY = 1e-3
+BETA1 = 0.9
+BETA2 = 0.999
+EPS = 1e-8
 
 Arrays = list[Any]  # W1[d, h], b1[h], W2[h, c], b2[c]
 
@@ -34,7 +38,8 @@ def gradient(params: Arrays, x: Any, y: Any) -> Arrays:
 
 def adam(params: Arrays, grads: Arrays, moments: list[Arrays], taken: int) -> None:
     """Step number `taken` of Adam with amsgrad as PyTorch has it; in place."""
-    rate, root = LR / (1 - BETA1**taken), (1 - BETA2**taken) ** 0.5
+    rate = LR / (1 - BETA1**taken)
+    root = (1 - BETA2**taken) ** 0.5
     for p, g, mean, square, largest in zip(params, grads, *moments, strict=True):
         g = g + DECAY * p
         mean += (1 - BETA1) * (g - mean)
@@ -44,7 +49,7 @@ def adam(params: Arrays, grads: Arrays, moments: list[Arrays], taken: int) -> No
 
 
 def train(params: Arrays, moments: list[Arrays], taken: int, x: Any, y: Any, steps: int, draw: Any) -> None:
-    """So many steps on windows of shuffled rows; in place."""
+    """Train in place for a number of steps on windows of shuffled rows."""
     for step in range(steps):
         rows = (draw.integers(len(x)) + np.arange(BATCH)) % len(x)
         adam(params, gradient(params, x[rows], y[rows]), moments, taken + step + 1)

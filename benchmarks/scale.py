@@ -22,9 +22,13 @@ from feddrift.runs.recorded_run import RecordedRun
 
 HERE = Path(__file__).parent
 NUMBERS = HERE / "scale.json"
-ROWS, LOCAL_STEPS = 50, 10  # rows of a cell, local steps of a round
-STEPS, ROUNDS, SHARE = 10, 20, 0.01  # time steps, rounds, and the share of clients that train in a round
-ALL_STEPS, ALL_ROUNDS = 6, 10  # where all clients train in every round
+ROWS = 50  # of a cell
+LOCAL_STEPS = 10
+STEPS = 10  # time steps
+ROUNDS = 20
+SHARE = 0.01  # of the clients that train in a round
+ALL_STEPS = 6  # time steps and rounds if all clients train in every round
+ALL_ROUNDS = 10
 METHODS: dict[str, dict[str, Any]] = {
     "Oblivious": {}, "FedDrift-Eager": {}, "FedDrift": {"max_models": 50}, "FineTuned": {}, "FedDrift-Auto": {},
 }  # fmt: skip
@@ -57,14 +61,18 @@ def configure_run(method: str, clients: int, out: Path) -> RecordedRun:
 def run_worker(method: str, clients: int, out: str) -> dict[str, Any]:
     """One run, after a small one that compiles."""
     list(configure_run(method, 200, Path(out) / "small"))
-    begin, cpu, most = time.perf_counter(), time.process_time(), 0
+    begin = time.perf_counter()
+    cpu = time.process_time()
+    most = 0
     run = configure_run(method, clients, Path(out) / "runs")
     for step in run:
         most = max(most, len(step.state.models))
-    spent, seconds = time.process_time() - cpu, time.perf_counter() - begin
+    spent = time.process_time() - cpu
+    seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     (record,) = fd.read(Path(out) / "runs")
-    sent, cells = float(record.rows.models_sent.sum()), clients * STEPS
+    sent = float(record.rows.models_sent.sum())
+    cells = clients * STEPS
     return {
         "cpu_us_per_client_step": spent / cells * 1e6,
         "seconds": seconds,
@@ -84,7 +92,8 @@ def run_all(method: str, clients: int) -> dict[str, Any]:
     for _ in fd.run(make_stream(50, ALL_STEPS), method, local=local):
         pass
     stream = make_stream(clients, ALL_STEPS)
-    begin, cpu = time.perf_counter(), time.process_time()
+    begin = time.perf_counter()
+    cpu = time.process_time()
     sizes = [
         (len(step.state.models), int((~step.state.models.private).sum()))
         for step in fd.run(stream, method, local=local)
@@ -125,8 +134,9 @@ def measure(method: str, clients: int) -> dict[str, Any]:
 
 
 def run_child(command: list[str]) -> tuple[str, dict[str, float]]:
-    """What a command prints, its seconds by the clock and of CPU, and its peak memory (at least that of this one)."""
-    begin, env = time.perf_counter(), os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
+    """Return the output of a command, its seconds by the clock and of CPU, and its peak memory."""
+    begin = time.perf_counter()
+    env = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=output, stderr=errors, env=env)
         _, status, used = os.wait4(process.pid, 0)
@@ -142,7 +152,8 @@ def run_child(command: list[str]) -> tuple[str, dict[str, float]]:
 
 def format_row(row: dict[str, Any], small: dict[str, Any]) -> str:
     """Put what was measured into a line, beside what a small run takes."""
-    us, least = row["cpu_us_per_client_step"], small["cpu_us_per_client_step"]
+    us = row["cpu_us_per_client_step"]
+    least = small["cpu_us_per_client_step"]
     return (
         f"{us:.1f} us of CPU ({us / least:.2f} of that with 1,000), {row['peak_gb']:.2f} GB, "
         f"{row['models']} models, {row['mb_sent']:.1f} MB sent, {row['seconds']:.1f} s; record {row['record_mb']:.1f} "
@@ -153,7 +164,8 @@ def format_row(row: dict[str, Any], small: dict[str, Any]) -> str:
 
 def format_all(row: dict[str, Any], small: dict[str, Any]) -> str:
     """Put what was measured into a line, beside what a small run takes."""
-    us, least = row["cpu_us_per_client_step"], small["cpu_us_per_client_step"]
+    us = row["cpu_us_per_client_step"]
+    least = small["cpu_us_per_client_step"]
     return (
         f"{us:.0f} us of CPU ({us / least:.2f} of that with 100), {row['peak_gb']:.2f} GB, {row['models']} models, "
         f"{row['shared_models']} of them shared, {row['seconds']:.1f} s"

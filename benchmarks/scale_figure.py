@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from feddrift.reports.pictures import style
 
 HERE = Path(__file__).parent
-NUMBERS, FIGURE = HERE / "scale.json", HERE.parent / "docs" / "figures" / "scale.png"
+NUMBERS = HERE / "scale.json"
+FIGURE = HERE.parent / "docs" / "figures" / "scale.png"
 PANELS = {
     "cpu_us_per_client_step": "CPU time per client\nand time step, us",
     "peak_gb": "peak memory, GB",

@@ -25,7 +25,8 @@ class CNN(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 4, 5, stride=2), nn.Conv2d(4, 8, 3, stride=2)
+        self.conv1 = nn.Conv2d(1, 4, 5, stride=2)
+        self.conv2 = nn.Conv2d(4, 8, 3, stride=2)
         self.out = nn.Linear(8 * 5 * 5, 10)
 
     def forward(self, x: Any) -> Any:
@@ -41,7 +42,8 @@ def init(key: Any) -> Any:
 def apply(params: Any, x: Any) -> Any:
     x = x.reshape(-1, 1, 28, 28)
     for name in ("conv1", "conv2"):
-        kernel, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+        kernel = params[f"{name}.weight"]
+        bias = params[f"{name}.bias"]
         x = lax.conv_general_dilated(x, kernel, (2, 2), "VALID", dimension_numbers=("NCHW", "OIHW", "NCHW"))
         x = jax.nn.relu(x + bias[:, None, None])
     return x.reshape(len(x), -1) @ params["out.weight"].T + params["out.bias"]
@@ -58,7 +60,8 @@ def main() -> None:
         begun = time.process_time()
         steps = list(fd.run(stream, "FedDrift", net=net, local=local))
         accuracy = 100 * sum(float(step.accuracy.mean()) for step in steps) / len(steps)
-        seconds, used = time.process_time() - begun, steps[-1].model.tolist()
+        seconds = time.process_time() - begun
+        used = steps[-1].model.tolist()
         print(f"{name:8} {accuracy:6.2f} %  {seconds:6.1f} CPU s  models at the end {used}", flush=True)
 
 

@@ -22,8 +22,11 @@ from feddrift.engines.server.federation import TimeStep
 from feddrift.engines.simulator.simulator import Simulator
 from feddrift.types import Clusters, Models
 
-CLIENTS, STEPS, ROWS = 10, 50, 500
-SECONDS, REPEATS = 0.3, 5
+CLIENTS = 10
+STEPS = 50
+ROWS = 500
+SECONDS = 0.3
+REPEATS = 5
 
 
 def per_round(rounds: Callable[[int], object]) -> float:
@@ -81,9 +84,11 @@ def loop(net: list[int]) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        seconds, name = per_round(_numpy_loop(net)), f"NumPy {np.__version__}"
+        seconds = per_round(_numpy_loop(net))
+        name = f"NumPy {np.__version__}"
     else:
-        seconds, name = per_round(_torch_loop(torch, net)), f"PyTorch {torch.__version__}, one thread"
+        seconds = per_round(_torch_loop(torch, net))
+        name = f"PyTorch {torch.__version__}, one thread"
     return {"us": seconds / (CLIENTS * STEPS) * 1e6, "in": name}
 
 
@@ -108,12 +113,15 @@ def _torch_loop(torch: Any, net: list[int]) -> Callable[[int], None]:
     torch.set_num_threads(1)  # several wait for each other: no gain, and ten times slower on a busy machine
     d, h, c = net
     x, y = (torch.from_numpy(a) for a in data(d, c))
-    draw, window, loss = np.random.default_rng(0), torch.arange(plain.BATCH), torch.nn.CrossEntropyLoss()
+    draw = np.random.default_rng(0)
+    window = torch.arange(plain.BATCH)
+    loss = torch.nn.CrossEntropyLoss()
 
     def perceptron() -> Any:
         return torch.nn.Sequential(torch.nn.Linear(d, h), torch.nn.ReLU(), torch.nn.Linear(h, c))
 
-    model, clients = perceptron(), [perceptron() for _ in range(CLIENTS)]
+    model = perceptron()
+    clients = [perceptron() for _ in range(CLIENTS)]
     adam = [torch.optim.Adam(own.parameters(), lr=plain.LR, weight_decay=plain.DECAY, amsgrad=True) for own in clients]
 
     def rounds(n: int) -> None:
@@ -162,9 +170,10 @@ def drift(clients: int, steps: int, rounds: int = 5) -> dict[str, float]:
 
 
 def merge(models: int) -> dict[str, float]:
-    """Seconds to merge so many models of five kinds, with the data of 10 000 clients over 20 time steps behind them."""
+    """Return the seconds to merge models of five kinds with the data of 10,000 clients over 20 time steps."""
     draw = np.random.default_rng(0)
-    kind, counts = draw.integers(0, 5, models), np.full((20, 10_000), 500)
+    kind = draw.integers(0, 5, models)
+    counts = np.full((20, 10_000), 500)
     stack = Models({"W1": draw.normal(size=(models, 2, 4)).astype(np.float32)}, tuple(range(models)))
     D = np.where(kind[:, None] == kind, draw.random((models, models)) * 0.05, 0.8)
     D = np.maximum(D, D.T)
@@ -195,7 +204,7 @@ def between() -> dict[str, float]:
     """The share of a FedDrift run on SINE-2 that is spent between the verbs, in percent."""
     spent = [0.0]
 
-    def timed(verb: Any) -> Any:
+    def measure_time(verb: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
             begin = time.perf_counter()
             try:
@@ -209,7 +218,7 @@ def between() -> dict[str, float]:
     list(fd.run(stream, fd.algorithm("FedDrift", stream), seed=1))  # what is compiled is loaded
     for cls, names in ((TimeStep, ("evaluate", "cross_evaluate", "train")), (InProcess, ("test",))):
         for name in names:
-            setattr(cls, name, timed(getattr(cls, name)))
+            setattr(cls, name, measure_time(getattr(cls, name)))
     begin = time.perf_counter()
     list(fd.run(stream, fd.algorithm("FedDrift", stream)))
     return {"percent": 100 * (1 - spent[0] / (time.perf_counter() - begin))}

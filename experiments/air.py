@@ -15,7 +15,9 @@ from feddrift.runs.record import Record
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "air-quality.md"
-WITH, CONTROL, WITHOUT = "air-quality", "air-beijing", "experiments.variants:without_date"
+WITH = "air-quality"
+CONTROL = "air-beijing"
+WITHOUT = "experiments.variants:without_date"
 BY_CITY = {WITH: "experiments.variants:by_city", WITHOUT: "experiments.variants:by_city_without_date"}
 WINTERS = ("2013 Q4", "2014 Q4")
 ONE_PER_CLIENT = ("Local", "FineTuned")
@@ -23,15 +25,16 @@ ORDER = ("Oblivious", "Window", *ONE_PER_CLIENT, "FedDrift", "FedDrift-Eager", "
 
 
 def main() -> None:
-    PAGE.write_text(rendered(PAGE.read_text()))
+    PAGE.write_text(render_page(PAGE.read_text()))
 
 
-def rendered(text: str) -> str:
+def render_page(text: str) -> str:
     """Return the text of the page with new tables between its markers."""
     records = record.read_all(ROOT / "results" / "air")
     records += [run for run in record.read_all(ROOT / "results" / "real") if run.header["algorithm"] in ONE_PER_CLIENT]
     for name, made in (("accuracy", accuracy), ("clusters", clusters), ("without-date", without_date)):
-        begin, end = f"<!-- {name}: written by experiments/air.py -->\n", f"<!-- end of {name} -->"
+        begin = f"<!-- {name}: written by experiments/air.py -->\n"
+        end = f"<!-- end of {name} -->"
         assert begin in text and end in text, name
         text = re.sub(f"(?s){re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{made(records)}\n{end}", text)  # noqa: B023
     return text
@@ -41,7 +44,7 @@ def accuracy(records: Sequence[Record]) -> str:
     """Compare the accuracy on the next quarter, on both streams."""
     rows: dict[str, dict[str, list[str]]] = {}
     for stream in (WITH, CONTROL):
-        for _, summary, gap in _compared(records, stream):
+        for _, summary, gap in _compare_configurations(records, stream):
             cells = [tables.format_spread(summary.including_drifts), gap]
             if stream == WITH:
                 cells += [f"{summary.models_final:.1f}", f"{summary.models_sent_ratio:.2f}"]
@@ -56,7 +59,7 @@ def accuracy(records: Sequence[Record]) -> str:
 def clusters(records: Sequence[Record]) -> str:
     """Count alarms, and the cities whose posts use the same model."""
     lines = []
-    for group, summary, _ in _compared(records, WITH):
+    for group, summary, _ in _compare_configurations(records, WITH):
         alarms = np.array([run.rows.drift.sum(axis=1) for run in group])  # [seed, t]
         shares = [share for run in group for share in _agreement(run)]
         if not shares or summary.algorithm in ONE_PER_CLIENT:
@@ -72,13 +75,13 @@ def without_date(records: Sequence[Record]) -> str:
     """Compare the accuracy without the date as an input."""
     lines = [
         _row([_name(summary), tables.format_spread(summary.including_drifts), gap])
-        for _, summary, gap in _compared(records, WITHOUT)
+        for _, summary, gap in _compare_configurations(records, WITHOUT)
     ]
     head = ["without the date", "accuracy", "minus Oblivious"]
     return "\n".join([_row(head), "|---" * 3 + "|", *lines, _row(_by_city(records, WITHOUT)[:3])])
 
 
-def _compared(records: Sequence[Record], stream: str) -> list[tuple[list[Record], report.Summary, str]]:
+def _compare_configurations(records: Sequence[Record], stream: str) -> list[tuple[list[Record], report.Summary, str]]:
     """Return the runs of each configuration on a stream, their summary, and their difference from Oblivious."""
     runs = [run for run in records if run.header["stream"] == stream]
     gaps = [tables.format_difference(gap) for gap in report.compare(runs, "Oblivious")]

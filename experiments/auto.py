@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from experiments import measured
 from experiments.constants import FIELDS
-from experiments.measured import TUNING, Run, mean, paired, table
+from experiments.measured import TUNING, Run, format_difference, mean, table
 
 import feddrift as fd
 from feddrift.reports.summary import compute_interval
@@ -65,15 +65,16 @@ NEAR = ("Oblivious", "Window", "Local", "FineTuned", "CFL-W", "FedDrift", "FedDr
 
 def main() -> None:
     for page in PAGES:
-        page.write_text(rendered(page))
+        page.write_text(render_page(page))
 
 
-def rendered(page: Path) -> str:
+def render_page(page: Path) -> str:
     """Return the text of a page with new tables between its markers."""
     text = page.read_text()
     for make in PAGES[page]:
         name = make.__name__
-        begin, end = f"<!-- {name}: written by experiments/auto.py -->\n", f"<!-- end of {name} -->"
+        begin = f"<!-- {name}: written by experiments/auto.py -->\n"
+        end = f"<!-- end of {name} -->"
         assert begin in text and end in text, name
         made = make()
         text = re.sub(f"(?s){re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{made}\n{end}", text)  # noqa: B023
@@ -124,17 +125,18 @@ def gaps() -> list[Gap]:
 
 def _gap(stream: str, title: str, best: tuple[str, str], measure: str) -> Gap:
     mine, sent = (_values(stream, AUTO, "", what) for what in (measure, "sent"))
-    oblivious, other = _values(stream, "Oblivious", "", measure), _values(stream, *best, measure)
+    oblivious = _values(stream, "Oblivious", "", measure)
+    other = _values(stream, *best, measure)
     return Gap(title, " ".join(filter(None, best)), mine, sent, oblivious, other)
 
 
-def expected() -> str:
+def expectations() -> str:
     """Compare with one model and with fine-tuned models on every stream."""
     header = ["", "what differs", "Oblivious", "FineTuned", AUTO, "Auto minus Oblivious", "Auto minus FineTuned"]
     rows = list[list[str]]()
     for stream, title in {**MADE, **REAL}.items():
         mine, *others = (_values(stream, name, "", "accuracy") for name in (AUTO, "Oblivious", "FineTuned"))
-        gaps = [paired(mine, other) for other in others]
+        gaps = [format_difference(mine, other) for other in others]
         rows.append([title, DIFFERENCES[stream], *map(mean, others), f"**{mean(mine)}**", *gaps])
     return table(header, rows)
 
@@ -167,7 +169,8 @@ def names() -> str:
         for run in _runs()
         if run.stream in streams and _is_the_one(run.setting) and not run.algorithm.startswith("experiments.")
     }
-    header, rows = ["", *streams.values()], list[list[str]]()
+    header = ["", *streams.values()]
+    rows = list[list[str]]()
     for method in sorted(found, key=lambda method: (method[0] != AUTO, method)):
         rows.append([" ".join(filter(None, method)), *(_level(stream, method) for stream in streams)])
     return table(header, rows)
@@ -184,7 +187,8 @@ def _level(stream: str, method: tuple[str, str]) -> str:
 
 def beside() -> str:
     """Compare accuracy including drifts, the worst client and the log loss."""
-    header, rows = ["", *BESIDE], list[list[str]]()
+    header = ["", *BESIDE]
+    rows = list[list[str]]()
     for stream, title in {**MADE, **REAL}.items():
         cells = []
         for name in BESIDE:
@@ -200,7 +204,8 @@ def mnist() -> str:
     """Compare accuracy omitting and including drifts on MNIST, with the data of seed 0."""
     algorithms = ("Oblivious", "FedDrift", "FedDrift-Trunk", "Oracle", "Oracle-Trunk", "Local", "FineTuned", AUTO)
     records = [run for folder in ("auto", "tables", "trunk") for run in measured.read(folder)]
-    header, rows = ["", *algorithms], list[list[str]]()
+    header = ["", *algorithms]
+    rows = list[list[str]]()
     for stream in MNIST:
         cells = []
         for name in algorithms:
@@ -214,22 +219,26 @@ def mnist() -> str:
 
 def constants() -> str:
     """Show the effect of halving and doubling each constant."""
-    return _changed("constants", ("sine-2", "sea-4", "air-quality", "air-beijing", "elec2-hours"))
+    return _compare_variants("constants", ("sine-2", "sea-4", "air-quality", "air-beijing", "elec2-hours"))
 
 
 def ablations() -> str:
     """Show the effect of each part of the method."""
-    return _changed("ablations", ("sine-2", "sea-4", "fashion_500", "air-quality", "air-beijing", "elec2-hours"))
+    return _compare_variants(
+        "ablations", ("sine-2", "sea-4", "fashion_500", "air-quality", "air-beijing", "elec2-hours")
+    )
 
 
-def _changed(module: str, streams: Sequence[str]) -> str:
+def _compare_variants(module: str, streams: Sequence[str]) -> str:
     """Compare the variants in a module of experiments with the unchanged method, paired by seed."""
     changed = dict.fromkeys(run.algorithm for run in _runs() if run.algorithm.startswith(f"experiments.{module}:"))
     titles = {**MADE, **REAL}
-    header, rows = ["", *(titles[stream] for stream in streams)], list[list[str]]()
+    header = ["", *(titles[stream] for stream in streams)]
+    rows = list[list[str]]()
     for name in changed:
         gaps = [
-            paired(_values(stream, name, "", "accuracy"), _values(stream, AUTO, "", "accuracy")) for stream in streams
+            format_difference(_values(stream, name, "", "accuracy"), _values(stream, AUTO, "", "accuracy"))
+            for stream in streams
         ]
         variant = name.rpartition(":")[2]
         constant, _, change = variant.rpartition("_")
@@ -261,7 +270,7 @@ def _against_each(titles: Mapping[str, str], methods: Sequence[str]) -> str:
             continue
         others = {name: float(np.mean(list(v.values()))) for name, v in values.items() if v and name != AUTO}
         best = max(others, key=lambda name: others[name])
-        rows.append([title, *map(mean, values.values()), best, paired(values[AUTO], values[best])])
+        rows.append([title, *map(mean, values.values()), best, format_difference(values[AUTO], values[best])])
     return table(["", *methods, "best other method", "Auto minus it"], rows)
 
 
@@ -294,7 +303,7 @@ def _plain(run: Record) -> bool:
 
 
 PAGES: Mapping[Path, Sequence[Callable[[], str]]] = {
-    DOCS / "auto.md": (expected,),
+    DOCS / "auto.md": (expectations,),
     DOCS / "auto-measured.md": (distance, names, beside, mnist, ablations, constants, harder, unseen),
 }
 

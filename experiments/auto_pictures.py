@@ -12,7 +12,8 @@ from experiments import auto
 from feddrift.reports import pictures
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
-OLD, NEW = 0.25, 0.9  # how strongly points are drawn
+OLD = 0.25  # opacity of points
+NEW = 0.9
 COLOURS = ("#c2570c", "#1f5fa8")  # of the two classes
 ROWS = 250
 Array = npt.NDArray[np.float64]
@@ -37,11 +38,11 @@ def conflict() -> Any:
     ):
         labels = [_above(old), _above(new) ^ turned]
         half = np.arange(ROWS) < ROWS // 2
-        stay = _fitted(np.concatenate([old, new[half]]), np.concatenate([labels[0], labels[1][half]]))
-        alone = _fitted(new[half], labels[1][half])
+        stay = _fit(np.concatenate([old, new[half]]), np.concatenate([labels[0], labels[1][half]]))
+        alone = _fit(new[half], labels[1][half])
         for points, of, strength in ((old, labels[0], OLD), (new, labels[1], NEW)):
             axes.scatter(*points.T, s=14, c=np.array(COLOURS)[of.astype(int)], alpha=strength, linewidths=0)
-        reach = max(old[:, 0].max(), new[:, 0].max())  # there is no data beyond
+        reach = max(old[:, 0].max(), new[:, 0].max())  # no data are beyond it
         grid = np.stack(np.meshgrid(np.linspace(0, reach, 200), np.linspace(0, 1, 200)), axis=-1)
         for weights, style in ((stay, "solid"), (alone, "dashed")):
             level = (_powers(grid.reshape(-1, 2)) @ weights).reshape(200, 200)
@@ -62,8 +63,8 @@ def _powers(points: Array) -> Array:
     return np.stack([a**i * b**j for i in range(4) for j in range(4 - i)], axis=1)
 
 
-def _fitted(points: Array, labels: npt.NDArray[np.bool_]) -> Array:
-    """Logistic regression on cubic features."""
+def _fit(points: Array, labels: npt.NDArray[np.bool_]) -> Array:
+    """Return the coefficients of logistic regression on cubic features."""
     x = _powers(points)
     weights = np.zeros(x.shape[1])
     for _ in range(50):
@@ -81,7 +82,8 @@ def distances() -> Any:
     fig = Figure(figsize=(8, 0.42 * len(rows) + 1.2), layout="constrained")
     axes = fig.subplots()
     place = np.arange(len(rows))[::-1]
-    means, halves = np.array([gap.mean for gap in rows]), np.array([gap.half for gap in rows])
+    means = np.array([gap.mean for gap in rows])
+    halves = np.array([gap.half for gap in rows])
     axes.axvspan(-0.3, 0, color="#dddddd", linewidth=0)
     axes.axvline(0, color="black", linewidth=1)
     axes.errorbar(means, place, xerr=halves, fmt="o", color=COLOURS[1], capsize=3)

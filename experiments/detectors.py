@@ -39,7 +39,9 @@ def alarms(run: record.Record) -> tuple[int, int, int, int]:
 
 def line(name: str, streams: Sequence[str], groups: Sequence[Sequence[record.Record]]) -> str:
     """One row: accuracy, precision and recall, each on every stream."""
-    accuracy, right, seen = [], [], []
+    accuracy = []
+    right = []
+    seen = []
     for stream in streams:
         (runs,) = (group for group in groups if group[0].header["stream"] == stream)
         percent = [score for run in runs if (score := summary.summarise_run(run).omitting_drifts) is not None]
@@ -51,8 +53,8 @@ def line(name: str, streams: Sequence[str], groups: Sequence[Sequence[record.Rec
     return "| " + " | ".join([name, *accuracy, *right, *seen]) + " |"
 
 
-def named(header: Mapping[str, Any]) -> str:
-    """The algorithm, and its drift test where it has one."""
+def name_detector(header: Mapping[str, Any]) -> str:
+    """Return the algorithm, and its drift test if it has one."""
     settings = header["settings"]
     if "delta" not in settings:
         return str(header["algorithm"])
@@ -67,7 +69,7 @@ def table(folder: Path, streams: Sequence[str]) -> str:
     records = [run for run in known if run.header["seed"] < 5] + record.read_all(folder)
     for group in sorted(summary.group_by_configuration(records), key=lambda group: str(group[0].header["started"])):
         if group[0].header["stream"] in streams:
-            rows.setdefault(named(group[0].header), []).append(group)
+            rows.setdefault(name_detector(group[0].header), []).append(group)
     short = [stream.rpartition(":")[2] for stream in streams]
     head = [f"{kind}{name}" for kind in ("", "right alarms, ", "new seen, ") for name in short]
     lines = [line(name, streams, rows[name]) for name in rows]

@@ -13,17 +13,18 @@ from feddrift.runs.poison import parse_poison
 from feddrift.runs.record import Record
 
 ROOT = Path(__file__).parent.parent
-PAGE, MARK = ROOT / "docs" / "faults-measured.md", "<!-- measured: written by experiments/faults.py -->\n"
+PAGE = ROOT / "docs" / "faults-measured.md"
+MARK = "<!-- measured: written by experiments/faults.py -->\n"
 SEEDS = 5  # of runs with false reports, unless a cell says otherwise
 ORDER = ("Oblivious", "FedDrift-Eager", "FedDrift", "Oracle")
 
 
 def main() -> None:
     text = PAGE.read_text()
-    PAGE.write_text(text[: text.index(MARK)] + measured())
+    PAGE.write_text(text[: text.index(MARK)] + render_results())
 
 
-def measured() -> str:
+def render_results() -> str:
     """Return the text of the page from the mark on."""
     away = record.read_all(ROOT / "results" / "participation")
     harm = record.read_all(ROOT / "results" / "poison")
@@ -81,7 +82,7 @@ def poison(stream: str, records: Iterable[Record]) -> str:
     for harm in sorted({key[0] for key in found}, key=lambda h: (h.split(":")[0], len(h))):
         for name in [n for n in ORDER if any(key[:2] == (harm, n) for key in found)]:
             cells = [cell(harm, name, rule) for rule in rules] + [cell(harm, name, "mean", True)]
-            lines.append(f"| {told(harm)} | {name} | " + " | ".join(cells) + " |")
+            lines.append(f"| {describe_harm(harm)} | {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -94,7 +95,7 @@ def honest(r: Record) -> float:
 
 def liars(stream: str, records: Iterable[Record]) -> str:
     """Change of the honest clients' accuracy by false reports, in points: mean over seeds, and the worst of them."""
-    runs = {(*_asked(r), r.header["seed"]): r for r in records if r.header["stream"] == stream}
+    runs = {(*_get_configuration(r), r.header["seed"]): r for r in records if r.header["stream"] == stream}
     found: dict[tuple[str, str, bool], list[float]] = {}
     for (name, harm, defend, seed), r in runs.items():
         who = parse_poison(harm, 10).clients if harm else ()
@@ -123,7 +124,7 @@ def liars(stream: str, records: Iterable[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _asked(r: Record) -> tuple[str, str, bool]:
+def _get_configuration(r: Record) -> tuple[str, str, bool]:
     given = r.header["overrides"]
     return r.header["algorithm"], given.get("poison", ""), given.get("defend", False)
 
@@ -147,7 +148,7 @@ def _lie(harm: str) -> str:
     return f"{len(parse_poison(harm, 10).clients)} of 10: {' and '.join(_kinds(harm))}" if harm else "none"
 
 
-def told(harm: str) -> str:
+def describe_harm(harm: str) -> str:
     kind, _, clients = harm.partition(":")
     who = f"{clients.count(',') + 1} of 10"
     return f"{who} send noise" if kind == "garbage" else f"{who} have flipped labels"

@@ -24,7 +24,8 @@ from feddrift.runs.record import Record
 
 DOCS = Path(__file__).parent.parent / "docs"
 LEAST = 3  # seeds
-PAGE, PICTURE = DOCS / "field.md", DOCS / "figures" / "field-ranks.png"
+PAGE = DOCS / "field.md"
+PICTURE = DOCS / "figures" / "field-ranks.png"
 AUTO = "FedDrift-Auto"
 PICTURES = ("fashion-swap-sudden", "fashion-swap-recurrent", "mnist-g-3", "digits-turn", "digits-shown")
 STREAMS = {
@@ -48,14 +49,15 @@ Method = tuple[str, str]  # its name, and its setting, if it has one that depend
 
 
 def main() -> None:
-    PAGE.write_text(rendered(PAGE.read_text()))
+    PAGE.write_text(render_page(PAGE.read_text()))
     pictures.save_picture(pictures.draw_ranks(ranking(), AUTO), PICTURE)
 
 
-def rendered(text: str) -> str:
+def render_page(text: str) -> str:
     """Return the text of the page with new tables between its markers."""
-    for make in (beaten, accuracy, others, chosen, full, effort):
-        begin, end = f"<!-- {make.__name__}: written by experiments/field.py -->\n", f"<!-- end of {make.__name__} -->"
+    for make in (beaten, accuracy, others, tuning, full, effort):
+        begin = f"<!-- {make.__name__}: written by experiments/field.py -->\n"
+        end = f"<!-- end of {make.__name__} -->"
         assert begin in text and end in text, make.__name__
         made = make()
         text = re.sub(f"(?s){re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{made}\n{end}", text)  # noqa: B023
@@ -103,16 +105,16 @@ def _values() -> dict[tuple[str, str, str], dict[int, Run]]:
 def level(method: Method, stream: str, measure: str = "accuracy") -> dict[int, float]:
     """Return a measure of a method on a stream by reported seed, or nothing if a seed is missing."""
     by_seed = _values().get((stream, *method), {})
-    if not reported(stream) <= set(by_seed):
+    if not list_reported_seeds(stream) <= set(by_seed):
         return {}
-    return {seed: getattr(by_seed[seed], measure) for seed in reported(stream)}
+    return {seed: getattr(by_seed[seed], measure) for seed in list_reported_seeds(stream)}
 
 
 @cache
-def reported(stream: str) -> frozenset[int]:
+def list_reported_seeds(stream: str) -> frozenset[int]:
     """Return the seeds, except those for tuning, that all methods with enough seeds on a stream have in common."""
-    everybody = [set(_values().get((stream, *m), ())) - set(TUNING) for m in methods()]
-    return frozenset(set.intersection(*(seeds for seeds in everybody if len(seeds) >= LEAST)))
+    seeds_per_method = [set(_values().get((stream, *m), ())) - set(TUNING) for m in methods()]
+    return frozenset(set.intersection(*(seeds for seeds in seeds_per_method if len(seeds) >= LEAST)))
 
 
 @cache
@@ -143,7 +145,8 @@ def beaten() -> str:
     """
     rows = list[list[str]]()
     for stream in STREAMS:
-        mine, ahead = level((AUTO, ""), stream), list[tuple[float, str]]()
+        mine = level((AUTO, ""), stream)
+        ahead = list[tuple[float, str]]()
         for method in (m for m in in_order() if m[0] not in CONCEPTS_KNOWN):
             if not (theirs := level(method, stream)):
                 continue
@@ -159,7 +162,7 @@ def beaten() -> str:
 
 def accuracy() -> str:
     """Compare all methods on every stream, the best rank first, then those that know the true concepts."""
-    rows = [["seeds", "", *(str(len(reported(stream))) for stream in STREAMS)]]
+    rows = [["seeds", "", *(str(len(list_reported_seeds(stream))) for stream in STREAMS)]]
     ranked = [m for m in methods() if m[0] not in CONCEPTS_KNOWN]
     first = {s: max(ranked, key=lambda m: np.mean(list(level(m, s).values())) if level(m, s) else 0) for s in STREAMS}
     mean_rank = dict(zip(ranking().methods, ranking().mean, strict=True))
@@ -195,7 +198,7 @@ def best_setting(name: str, stream: str) -> str:
     return max(tried, key=lambda setting: (tried[setting], setting == ONE.get(name, DELTA)), default="")
 
 
-def chosen() -> str:
+def tuning() -> str:
     """Compare on the reported seeds the best of five settings, chosen on the tuning seeds."""
     rows = [[AUTO, *(mean(level((AUTO, ""), stream)) for stream in complete())]]
     for name in TUNED:
@@ -217,7 +220,8 @@ def full() -> str:
         name: [_values()[f"{s}:components=32", *m][found[s, *m].seed].accuracy for s in PICTURES]
         for name, m in seen.items()
     }
-    now, then = build_ranking(whole, PICTURES), build_ranking(parts, PICTURES)
+    now = build_ranking(whole, PICTURES)
+    then = build_ranking(parts, PICTURES)
     at = [then.methods.index(name) for name in now.methods]
     ranks = np.column_stack([now.mean, now.ranks]), np.column_stack([then.mean, then.ranks])[at]
     rows = []

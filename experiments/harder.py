@@ -23,22 +23,24 @@ from feddrift.streams.patterns import build_pattern
 Make = Callable[..., fd.Stream]
 Cells = list[list[Cell | None]]  # [t][c]
 
-SHARE, FLIPPED = 0.2, 0.1  # of the cells, and of the labels there
+SHARE = 0.2  # of the cells
+FLIPPED = 0.1  # of the labels in these cells
 
 
-def _made(make: Make, name: str, clients: Sequence[int], draws: int) -> Make:
-    """The stream with these columns of its pattern, each cell so many draws of 500 rows."""
+def _make_stream(make: Make, name: str, clients: Sequence[int], draws: int) -> Make:
+    """Return the stream with these columns of its pattern and this number of draws of 500 rows per cell."""
 
     def stream(data_seed: int = 0) -> fd.Stream:
         concepts = build_pattern("F" if name == "sea-4" else "Y")[:, clients]
-        return _joined([make(name, concepts, data_seed=data_seed + 1000 * k) for k in range(draws)])
+        return _join_cells([make(name, concepts, data_seed=data_seed + 1000 * k) for k in range(draws)])
 
     return stream
 
 
-def _joined(draws: Sequence[fd.Stream]) -> fd.Stream:
-    """One stream whose cells have the rows of all."""
-    first, shape = draws[0], (*draws[0].counts.shape, -1)
+def _join_cells(draws: Sequence[fd.Stream]) -> fd.Stream:
+    """Return one stream whose cells have the rows of all draws."""
+    first = draws[0]
+    shape = (*draws[0].counts.shape, -1)
     x = np.concatenate([s.x.reshape(*shape, first.x.shape[1]) for s in draws], axis=2)
     y = np.concatenate([s.y.reshape(shape) for s in draws], axis=2)
     counts = first.counts * len(draws)
@@ -46,11 +48,11 @@ def _joined(draws: Sequence[fd.Stream]) -> fd.Stream:
 
 
 def _thin(make: Make, rows: int) -> Make:
-    """So many rows of each cell."""
+    """Return the stream with this number of rows of each cell."""
 
     def stream(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.Stream:
         random = np.random.default_rng([data_seed, 1])
-        return _mapped(make(data_dir, data_seed), lambda t, c, x, y: _some(random, x, y, rows))
+        return _map_cells(make(data_dir, data_seed), lambda t, c, x, y: _some(random, x, y, rows))
 
     return stream
 
@@ -67,10 +69,11 @@ def _bursts(make: Make) -> Make:
         random = np.random.default_rng([data_seed, 2])
 
         def noisy(t: int, c: int, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Cell:
-            burst, flip = random.random() < SHARE, random.random(len(y)) < FLIPPED
+            burst = random.random() < SHARE
+            flip = random.random(len(y)) < FLIPPED
             return x, np.where(flip & burst, 1 - y, y)
 
-        return _mapped(make(data_dir, data_seed), noisy)
+        return _map_cells(make(data_dir, data_seed), noisy)
 
     return stream
 
@@ -90,8 +93,8 @@ def _gradual(make: Make, name: str) -> Make:
     return stream
 
 
-def _mapped(stream: fd.Stream, change: Callable[[int, int, npt.NDArray[Any], npt.NDArray[Any]], Cell]) -> fd.Stream:
-    """The stream with every cell that has rows changed."""
+def _map_cells(stream: fd.Stream, change: Callable[[int, int, npt.NDArray[Any], npt.NDArray[Any]], Cell]) -> fd.Stream:
+    """Return the stream with a change of every cell that has rows."""
     cells = [
         [change(t, c, *stream.cell(t, c)) if stream.counts[t, c] else None for c in range(stream.n_clients)]
         for t in range(len(stream.counts))
@@ -119,7 +122,8 @@ def air_5_clients(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.
 
 def air_50_clients(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.Stream:
     """The rows of each post dealt out to four clients, of which the first 50 are there."""
-    stream, random = _air(data_dir), np.random.default_rng([data_seed, 4])
+    stream = _air(data_dir)
+    random = np.random.default_rng([data_seed, 4])
     cells: Cells = []
     for t in range(len(stream.counts)):
         row: list[Cell | None] = []
@@ -133,7 +137,8 @@ def air_50_clients(data_dir: str | Path | None = None, data_seed: int = 0) -> fd
 
 def air_gradual(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.Stream:
     """Each row of a quarter comes a quarter late with a chance that falls from 1 to 0 in the course of the quarter."""
-    stream, random = _air(data_dir), np.random.default_rng([data_seed, 5])
+    stream = _air(data_dir)
+    random = np.random.default_rng([data_seed, 5])
     cells: Cells = [[None] * stream.n_clients for _ in stream.counts]
     for c in range(stream.n_clients):
         waiting: Cell | None = None
@@ -142,9 +147,11 @@ def air_gradual(data_dir: str | Path | None = None, data_seed: int = 0) -> fd.St
             if whole is None:
                 continue
             late = random.random(len(whole[0])) > np.linspace(0, 1, len(whole[0]))
-            x, y = whole[0][~late], whole[1][~late]
+            x = whole[0][~late]
+            y = whole[1][~late]
             if waiting is not None:
-                x, y = np.concatenate([waiting[0], x]), np.concatenate([waiting[1], y])
+                x = np.concatenate([waiting[0], x])
+                y = np.concatenate([waiting[1], y])
             cells[t][c] = x, y
             waiting = whole[0][late], whole[1][late]
     return _with(stream, cells, stream.clients)
@@ -155,23 +162,19 @@ def _cell(stream: fd.Stream, t: int, c: int) -> Cell | None:
 
 
 def _plain(make: Make, name: str) -> Make:
-    return lambda data_dir=None, data_seed=0: _made(make, name, range(10), 1)(data_seed)
+    return lambda data_dir=None, data_seed=0: _make_stream(make, name, range(10), 1)(data_seed)
 
 
-_FIVE, _FIFTY = range(0, 10, 2), [c for c in range(10) for _ in range(5)]
-sine_5_clients, sea_5_clients = (
-    _made(synthetic.make_sine, "sine-2", _FIVE, 1),
-    _made(synthetic.make_sea, "sea-4", _FIVE, 1),
-)
-sine_50_clients, sea_50_clients = (
-    _made(synthetic.make_sine, "sine-2", _FIFTY, 1),
-    _made(synthetic.make_sea, "sea-4", _FIFTY, 1),
-)
-sine_2000_rows, sea_2000_rows = (
-    _made(synthetic.make_sine, "sine-2", range(10), 4),
-    _made(synthetic.make_sea, "sea-4", range(10), 4),
-)
-sine_gradual, sea_gradual = _gradual(synthetic.make_sine, "sine-2"), _gradual(synthetic.make_sea, "sea-4")
+_FIVE = range(0, 10, 2)
+_FIFTY = [c for c in range(10) for _ in range(5)]
+sine_5_clients = _make_stream(synthetic.make_sine, "sine-2", _FIVE, 1)
+sea_5_clients = _make_stream(synthetic.make_sea, "sea-4", _FIVE, 1)
+sine_50_clients = _make_stream(synthetic.make_sine, "sine-2", _FIFTY, 1)
+sea_50_clients = _make_stream(synthetic.make_sea, "sea-4", _FIFTY, 1)
+sine_2000_rows = _make_stream(synthetic.make_sine, "sine-2", range(10), 4)
+sea_2000_rows = _make_stream(synthetic.make_sea, "sea-4", range(10), 4)
+sine_gradual = _gradual(synthetic.make_sine, "sine-2")
+sea_gradual = _gradual(synthetic.make_sea, "sea-4")
 sine_100_rows, sea_100_rows, air_100_rows = (
     _thin(make, 100) for make in (_plain(synthetic.make_sine, "sine-2"), _plain(synthetic.make_sea, "sea-4"), _air)
 )

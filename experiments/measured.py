@@ -1,4 +1,4 @@
-"""What the pages on methods are made of: the numbers of single records, and how tables show them."""
+"""Numbers of single records for the pages on methods, and their format in tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Run:
     log_loss: float
     sent: float  # over what one model sends
     models: float  # at the end
-    false_alarms: float  # NaN where nobody knows the truth
+    false_alarms: float  # NaN if the true concepts are unknown
     ari: float
 
 
@@ -45,10 +45,13 @@ def read(folder: str) -> list[Record]:
 
 
 def numbers(run: Record, told: bool = False) -> Run:
-    """The numbers of a record; where concepts are what Oracle was told, and no truth, there are no drifts to omit."""
-    header, found, n = run.header, fd.summary(run), run.rows.steps
+    """Return the numbers of a record; if the concepts are only those of Oracle, no drifts are omitted."""
+    header = run.header
+    found = fd.summary(run)
+    n = run.rows.steps
     halves = [float(np.nanmean(run.rows.accuracy[part])) * 100 for part in (slice(n // 2), slice(n // 2, n))]
-    omitting, including = found["omitting_drifts"][0], found["including_drifts"][0]
+    omitting = found["omitting_drifts"][0]
+    including = found["including_drifts"][0]
     return Run(
         stream=header["stream"],
         algorithm=header["algorithm"],
@@ -62,12 +65,12 @@ def numbers(run: Record, told: bool = False) -> Run:
         log_loss=float(np.nanmean(run.rows.log_loss)),
         sent=found["models_sent_ratio"][0],
         models=found["models_final"][0],
-        false_alarms=_known(found["false_alarms"][0]),
-        ari=_known(found["ari"][0]),
+        false_alarms=_replace_none(found["false_alarms"][0]),
+        ari=_replace_none(found["ari"][0]),
     )
 
 
-def _known(value: float | None) -> float:
+def _replace_none(value: float | None) -> float:
     return np.nan if value is None else value
 
 
@@ -95,8 +98,8 @@ def mean(by_seed: Mapping[int, float], digits: int = 2) -> str:
     return f"{np.mean(known):.{digits}f}" if known else "-"
 
 
-def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> str:
-    """The difference over the seeds of both, with its 95 % interval."""
+def format_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> str:
+    """Return the difference over the seeds of both, with its 95 % interval."""
     shared = sorted(set(mine) & set(other))
     if not shared:
         return "-"

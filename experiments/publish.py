@@ -67,7 +67,7 @@ def add_records(source: Path, target: Path, by_stream: bool = False) -> None:
         by_stream: Write one packed file for each stream instead of `records.jsonl.xz`.
 
     Raises:
-        DataError: If there are no finished records, or if the target would contain a record twice: as a plain file, or
+        DataError: If no record is finished, or if the target would contain a record twice: as a plain file, or
             in packed files of both kinds.
     """
     plain = sorted(source.glob("*.jsonl"))
@@ -85,7 +85,7 @@ def add_records(source: Path, target: Path, by_stream: bool = False) -> None:
         added.setdefault(file, {})[record.build_record_name(lines[0])] = text.encode()
     target.mkdir(parents=True, exist_ok=True)
     for file, records in added.items():
-        write_packed(file, read_by_name(file) | records)
+        write_packed_file(file, read_by_name(file) | records)
 
 
 def pack_folder(folder: Path) -> None:
@@ -97,7 +97,7 @@ def pack_folder(folder: Path) -> None:
         folder: A folder of complete records with the names that feddrift gives them.
 
     Raises:
-        DataError: If there are no plain records, or if one is not complete, has another name than the one made of its
+        DataError: If no plain record exists, or if one is not complete, has another name than the one made of its
             header, or differs from a packed record of the same name. Nothing has been changed then.
     """
     paths = sorted(folder.glob("*.jsonl"))
@@ -114,13 +114,13 @@ def pack_folder(folder: Path) -> None:
             raise DataError(f"{path} must be renamed to {name}.jsonl, the name made of its header, before it is packed")
         if records.setdefault(name, content) != content:
             raise DataError(f"{path} differs from the record of this name in {RECORDS}: remove one of the two first")
-    write_packed(folder / RECORDS, records)
+    write_packed_file(folder / RECORDS, records)
     for path in paths:
         path.unlink()
 
 
 def read_by_name(file: Path) -> dict[str, bytes]:
-    """Return the records of a packed file by their names, or nothing if there is no such file.
+    """Return the records of a packed file by their names, or nothing if the file does not exist.
 
     Raises:
         DataError: If two records have the same name.
@@ -136,13 +136,13 @@ def read_by_name(file: Path) -> dict[str, bytes]:
     return records
 
 
-def write_packed(file: Path, records: Mapping[str, bytes]) -> None:
+def write_packed_file(file: Path, records: Mapping[str, bytes]) -> None:
     """Write records to a packed file in order of their names, and report its size.
 
     The file is written under a temporary name and read back before it replaces an older one.
 
     Raises:
-        DataError: If the records cannot be told apart when the file is read. An older file has not been changed then.
+        DataError: If the file that is read back differs. An older file has not been changed then.
     """
     contents = [records[name] for name in sorted(records, key=lambda name: f"{name}.jsonl")]
     joined = b"".join(contents)

@@ -1,7 +1,7 @@
 """FairFedDrift and FLUX with the optimiser, rounds and epochs of their publications: `python -m experiments.published`.
 
 Both publications have small convolutional nets; here a perceptron of 100 hidden units is in their place. Streams and
-settings are those of their experiments, as far as they are known; what they published stands beside what comes out.
+settings are those of their experiments, as far as they are known; tables show published and own results together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fair() -> Iterator[str]:
 
 
 def flux() -> Iterator[str]:
-    """Accuracy of FLUX after its ten rounds where distributions differ between clients and nobody moves."""
+    """Accuracy of FLUX after its ten rounds where distributions differ between clients and no client drifts."""
     methods = {
         "FLUX, chosen by inputs": ("FLUX", {}, 94.0), "FLUX, as trained": ("FLUX", {"router": False}, 92.5),
         "FedAvg": ("Oblivious", {}, 80.9),

@@ -24,7 +24,8 @@ from feddrift.runs.record import Record
 from feddrift.scores import compute_scores
 
 ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "docs" / "real.md", ROOT / "results" / "real"
+PAGE = ROOT / "docs" / "real.md"
+RESULTS = ROOT / "results" / "real"
 LOGISTIC = RESULTS / "logistic.json"
 STREAMS = ("air-quality", "air-beijing", "elec2-hours")
 SCORES = {"log_loss": "log loss", "brier": "Brier", "auc": "AUC", "balanced_accuracy": "balanced", "f1": "F1"}
@@ -36,14 +37,15 @@ TITLES = {NEWEST_ONLY: "logistic regression per client, newest data"}
 def main() -> None:
     if sys.argv[1:] == ["logistic"]:
         LOGISTIC.write_text(json.dumps({name: logistic(fd.stream(name)) for name in STREAMS}, indent=1) + "\n")
-    PAGE.write_text(rendered(PAGE.read_text()))
+    PAGE.write_text(render_page(PAGE.read_text()))
 
 
-def rendered(text: str) -> str:
+def render_page(text: str) -> str:
     """Return the text of the page with new tables between its markers."""
     records = record.read_all(RESULTS)
     for stream in STREAMS:
-        begin, end = f"<!-- {stream}: written by experiments/real.py -->\n", f"<!-- end of {stream} -->"
+        begin = f"<!-- {stream}: written by experiments/real.py -->\n"
+        end = f"<!-- end of {stream} -->"
         assert begin in text and end in text, stream
         made = table([run for run in records if run.header["stream"] == stream], stream)
         text = re.sub(f"(?s){re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{made}\n{end}", text)  # noqa: B023

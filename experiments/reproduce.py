@@ -14,7 +14,8 @@ from feddrift.reports.summary import PublishedResult, Spread, Summary
 from feddrift.runs import record
 
 ROOT = Path(__file__).parent.parent
-RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+RESULTS = ROOT / "results"
+DOCS = ROOT / "docs"
 STREAMS = ("sine-2", "circle-2", "sea-2", "sea-4", "mnist-2", "mnist-4", "mnist-r", "mnist-l-4")
 APART = "mnist-l-4"  # its construction is not published
 SHOWN = ["Oblivious", "DriftSurf", "CFL-W", "IFCA-W", "FedDrift-Eager", "FedDrift", "FedDrift-Trunk", "Oracle"]
@@ -101,7 +102,7 @@ def beside(mine: Spread, theirs: PublishedResult | None, name: str) -> list[str]
 
 
 def command(summary: Summary) -> str:
-    """What a person types to make these runs again."""
+    """Return the command that repeats these runs."""
     given = {
         k: v
         for k, v in labels.select_non_default(summary.algorithm, summary.settings).items()
@@ -114,7 +115,7 @@ def command(summary: Summary) -> str:
 
 
 def default(summary: Summary, setting: str, value: object) -> bool:
-    """Whether a setting is what the stream's family gets anyway."""
+    """Return True if a setting is the default of the stream's family."""
     cls = algorithms.find_entry(summary.algorithm).cls
     family = summary.stream.split("-")[0]
     options = algorithms.get_options(cls)
@@ -134,7 +135,8 @@ def orders(cells: list[Cell]) -> str:
         others = {a: m for (s, a), m in mean.items() if s == stream and a not in ours and not a.startswith("Oracle")}
         if others and (stream, "FedDrift") in mean:
             best = max(others, key=lambda a: others[a])
-            eager, oracle = mean.get((stream, "FedDrift-Eager")), mean.get((stream, "Oracle"))
+            eager = mean.get((stream, "FedDrift-Eager"))
+            oracle = mean.get((stream, "Oracle"))
             told = [f"{mean[stream, 'FedDrift']:.2f}", f"{others[best]:.2f} ({best})"]
             told += ["-" if value is None else f"{value:.2f}" for value in (eager, oracle)]
             lines.append(f"| {stream} | {' | '.join(told)} |")
@@ -182,7 +184,8 @@ def figures() -> str:
 
 def draw() -> None:
     """The pictures that the text shows."""
-    runs, delta = record.read_all(RESULTS / "tables"), record.read_all(RESULTS / "figure-delta")
+    runs = record.read_all(RESULTS / "tables")
+    delta = record.read_all(RESULTS / "figure-delta")
     drawn = {
         "patterns": pictures.draw_patterns(runs),
         "accuracy": pictures.draw_accuracy([r for r in runs if r.header["algorithm"] in SHOWN]),

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 import feddrift as fd
 
-CLIENTS, STEPS, ROWS = 8, 10, 200
+CLIENTS = 8
+STEPS = 10
+ROWS = 200
 LOCAL = fd.Local(rounds=20, steps=20)
 Cell = Callable[[np.random.Generator, int, int, int], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
@@ -27,15 +29,15 @@ def _stream(name: str, cell: Cell, data_seed: int, rows: int = ROWS) -> fd.Strea
 
 def moved(data_seed: int = 0) -> fd.Stream:
     """Four classes in five dimensions take each other's labels, in three groups of clients at times 4, 6 and 8."""
-    return _stream("moved", _moved, data_seed)
+    return _stream("moved", _draw_moved_cell, data_seed)
 
 
 def few(data_seed: int = 0) -> fd.Stream:
     """The same with 40 rows a cell."""
-    return _stream("few", _moved, data_seed, rows=40)
+    return _stream("few", _draw_moved_cell, data_seed, rows=40)
 
 
-def _moved(random: np.random.Generator, t: int, c: int, n: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _draw_moved_cell(random: np.random.Generator, t: int, c: int, n: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     y = random.integers(0, 4, n)
     x = 2.5 * np.eye(5)[y] + random.normal(size=(n, 5))
     return x, (y + (t >= 3 + 2 * (c % 3))) % 4
@@ -57,7 +59,8 @@ def places(data_seed: int = 0) -> fd.Stream:
 
     def cell(random: np.random.Generator, t: int, c: int, n: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         place = np.random.default_rng([77, c])
-        rule, offset = np.array([1, 1, -1, 0.5]) + 0.7 * place.normal(size=4), 0.5 * place.normal()
+        rule = np.array([1, 1, -1, 0.5]) + 0.7 * place.normal(size=4)
+        offset = 0.5 * place.normal()
         x = random.normal(size=(n, 4)) + 0.5 * place.normal(size=4)
         return x, (x @ rule + offset + 0.5 * random.normal(size=n) > 0).astype(int)
 

@@ -26,7 +26,7 @@ def by_city(data_dir: str | Path | None = None) -> fd.Stream:
 
 
 def without_date(data_dir: str | Path | None = None) -> fd.Stream:
-    """Models are not told the season."""
+    """Return the stream without the inputs that contain the season."""
     stream = fd.stream("air-quality", data_dir=data_dir)
     kept = [k for k, name in enumerate(FEATURES) if not name.startswith("date")]
     return replace(stream, name="without-date", x=np.ascontiguousarray(stream.x[:, kept]))
@@ -34,8 +34,9 @@ def without_date(data_dir: str | Path | None = None) -> fd.Stream:
 
 def by_city_without_date(data_dir: str | Path | None = None) -> fd.Stream:
     """Both."""
-    plain, told = without_date(data_dir), by_city(data_dir)
-    return replace(plain, name="by-city-without-date", concepts=told.concepts)
+    plain = without_date(data_dir)
+    with_city = by_city(data_dir)
+    return replace(plain, name="by-city-without-date", concepts=with_city.concepts)
 
 
 def sine_100() -> fd.Stream:
@@ -54,7 +55,7 @@ def sea_100() -> fd.Stream:
 
 
 def _thin(name: str, rows: int = 100) -> fd.Stream:
-    """The first so many rows of each cell."""
+    """Return the first rows of each cell."""
     stream = fd.stream(name)
     kept = np.concatenate([start + np.arange(rows) for start in stream.starts.reshape(-1)])
     counts = np.full_like(stream.counts, rows)

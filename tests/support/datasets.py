@@ -39,7 +39,8 @@ def write_fmow_folder(folder: Path, per_cell: int = 6, size: int = 32) -> Path:
     (root / "country_code_mapping.csv").write_text(
         "name,alpha-3,region\n" + "".join(f"x,{code},{region}\n" for code, region in countries.items())
     )
-    lines, shown = ["split,country_code,timestamp,category"], 0
+    lines = ["split,country_code,timestamp,category"]
+    shown = 0
     draw = np.random.default_rng(0)
     for year in range(2002, 2018):
         for code in countries:
@@ -56,7 +57,8 @@ def write_fmow_folder(folder: Path, per_cell: int = 6, size: int = 32) -> Path:
     return folder
 
 
-N_TRAIN, N_TEST = 900, 300  # a tiny MNIST of images of 2 x 3 pixels
+N_TRAIN = 900  # images of 2 x 3 pixels of a tiny MNIST
+N_TEST = 300
 
 
 def pack_idx(array: npt.NDArray[np.uint8]) -> bytes:
@@ -68,7 +70,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a data directory whose image i has i in its first two pixels and i % 10 as digit."""
     number = np.arange(N_TRAIN + N_TEST)
     images = np.zeros((N_TRAIN + N_TEST, 2, 3), dtype=np.uint8)
-    images[:, 0, 0], images[:, 0, 1] = number // 256, number % 256
+    images[:, 0, 0] = number // 256
+    images[:, 0, 1] = number % 256
     images[7, 1, 2] = 255
     digits = (number % 10).astype(np.uint8)
     (tmp_path / "mnist").mkdir()

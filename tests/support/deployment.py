@@ -47,7 +47,8 @@ class Deployment:
     """A deployment with its processes, which are ended one by one by their ids."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.server = folder, folder / "server"
+        self.folder = folder
+        self.server = folder / "server"
         self.port = reserve_port()
         self.inner = reserve_port()
         scaffold.create_deployment(

@@ -94,7 +94,8 @@ def make_uneven_stream(seed: int = 0, n_clients: int = 4, n_steps: int = 4) -> S
     """
     draw = np.random.default_rng(seed)
     sizes = draw.integers(0, 30, (n_steps + 1, n_clients))
-    sizes[0, 0], sizes[:, 1] = 0, np.maximum(sizes[:, 1], 3)
+    sizes[0, 0] = 0
+    sizes[:, 1] = np.maximum(sizes[:, 1], 3)
     sizes[-1, -1] += 30 * max(sizes.size, 50) - sizes.sum()  # it is tested, never trained on
 
     def cell(n: int) -> Any:
@@ -141,8 +142,10 @@ LINEAR = fd.mlp(1, (), 2)
 
 def make_threshold_models(*limits: float) -> Models:
     """Return models that predict 1 above their limit; the logits differ by ten times the distance to it."""
-    W, b = np.zeros((len(limits), 1, 2)), np.zeros((len(limits), 2))
-    W[:, 0, 1], b[:, 1] = 10, -10 * np.array(limits)
+    W = np.zeros((len(limits), 1, 2))
+    b = np.zeros((len(limits), 2))
+    W[:, 0, 1] = 10
+    b[:, 1] = -10 * np.array(limits)
     params = {"W1": W.astype(np.float32), "b1": b.astype(np.float32)}
     return Models(params, tuple(range(len(limits))), trunk={"W1": False, "b1": False})
 

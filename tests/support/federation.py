@@ -122,11 +122,11 @@ def observe_data_requests(engine: InProcessFlower, see: Callable[[int], None]) -
     client = engine.local_grid.clients["a"]
     load = client.load
 
-    def seen(t: int) -> Any:
+    def load_and_report(t: int) -> Any:
         see(t)
         return load(t)
 
-    client.load = seen
+    client.load = load_and_report
 
 
 def assert_same_record(a: Record, b: Record) -> None:

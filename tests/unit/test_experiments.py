@@ -49,31 +49,31 @@ def test_the_tables_of_drift_tests_have_the_values_of_the_records() -> None:
 
 def test_the_tables_of_air_quality_have_the_values_of_the_records() -> None:
     air = script("air")
-    assert air.PAGE.read_text() == air.rendered(air.PAGE.read_text())
+    assert air.PAGE.read_text() == air.render_page(air.PAGE.read_text())
 
 
 @pytest.mark.slow
 def test_the_tables_of_the_method_without_settings_have_the_values_of_the_records() -> None:
     auto = script("auto")
     for page in auto.PAGES:
-        assert page.read_text() == auto.rendered(page), page.name
+        assert page.read_text() == auto.render_page(page), page.name
 
 
 @pytest.mark.slow
 def test_the_tables_of_the_field_have_the_values_of_the_records() -> None:
     field = script("field")
-    assert field.PAGE.read_text() == field.rendered(field.PAGE.read_text())
+    assert field.PAGE.read_text() == field.render_page(field.PAGE.read_text())
     assert len(field.complete()) >= 12 and len(field.ranking().methods) >= 35
 
 
 def test_the_tables_of_real_data_have_the_values_of_the_records() -> None:
     real = script("real")
-    assert real.PAGE.read_text() == real.rendered(real.PAGE.read_text())
+    assert real.PAGE.read_text() == real.render_page(real.PAGE.read_text())
 
 
 def test_the_tables_of_faults_have_the_values_of_the_records() -> None:
     faults = script("faults")
-    assert faults.PAGE.read_text().endswith(faults.measured())
+    assert faults.PAGE.read_text().endswith(faults.render_results())
 
 
 def test_the_committed_cells_keep_to_the_paper() -> None:
