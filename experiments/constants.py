@@ -14,9 +14,9 @@ FIELDS = {  # the name of each constant in the published results, and the field 
     "look": "trial_rise_z",
     "switch": "switch_z",
     "least": "not_worse_z",
-    "doubt": "outcome_z",
+    "doubt": "review_z",
     "beyond": "certain_z",
-    "alike": "share_model_z",
+    "alike": "group_z",
     "merge": "merge_z",
     "false": "false_discovery_rate",
 }

@@ -40,6 +40,7 @@ NAMES: dict[str, str] = {  # public names of version 0.3, "module's new path.Old
     "feddrift.averaging.finite": "find_finite_lanes",
     "feddrift.averaging.moves": "measure_updates",
     "feddrift.averaging.shares": "compute_shares",
+    "feddrift.clustering.best_models": "find_best_models",
     "feddrift.clustering.rises": "detect_rise",
     "feddrift.clustering.nobody": "create_empty_clusters",
     "feddrift.clustering.assign": "append_assignment",

@@ -30,9 +30,9 @@ class Clustering:
         """Let client c's new data train the model at positions[c], or no model where that is -1."""
         return replace(self, w=append_assignment(self.w, positions))
 
-    def add_models(self, models: Models, owners: Sequence[Sequence[int]]) -> Clustering:
-        """Append models, each trained by the newest data of its owners."""
-        return replace(self, models=join(self.models, models), w=append_models(self.w, owners))
+    def add_models(self, models: Models, clients_per_model: Sequence[Sequence[int]]) -> Clustering:
+        """Append models, each trained by the newest data of its clients."""
+        return replace(self, models=join(self.models, models), w=append_models(self.w, clients_per_model))
 
     def retire_models(self, positions: Ints, reason: str) -> Clustering:
         """Remove the models at these positions and the data that trained them, with an event for each."""
@@ -47,7 +47,7 @@ class Clustering:
         return replace(self, w=w).retire_models(forgotten, "its data left the window")
 
 
-def best_models(loss: Floats, current: Ints, tie_keys: Sequence[rng.Words] | None = None) -> tuple[Ints, Floats]:
+def find_best_models(loss: Floats, current: Ints, tie_keys: Sequence[rng.Words] | None = None) -> tuple[Ints, Floats]:
     """Return each client's best model and its loss.
 
     Args:
@@ -58,7 +58,7 @@ def best_models(loss: Floats, current: Ints, tie_keys: Sequence[rng.Words] | Non
     Returns:
         Positions [c], and losses [c], NaN for clients without any loss.
 
-    >>> best_models(np.array([[0.3, 0.1], [np.nan, np.nan]]), current=np.array([0, 1]))
+    >>> find_best_models(np.array([[0.3, 0.1], [np.nan, np.nan]]), current=np.array([0, 1]))
     (array([1, 1]), array([0.1, nan]))
     """
     scored = ~np.isnan(loss).all(axis=1)
@@ -135,12 +135,12 @@ def _binomial_cdf(k: int, n: int, p: float) -> float:
     return float(bdtr(k, n, p))
 
 
-def append_models(w: Clusters, owners: Sequence[Sequence[int]]) -> Clusters:
-    """Add one model per entry of `owners` to w, trained by the newest data of those clients."""
+def append_models(w: Clusters, clients_per_model: Sequence[Sequence[int]]) -> Clusters:
+    """Add one model per entry of `clients_per_model` to w, trained by the newest data of those clients."""
     model = w.model.copy()
-    for k, clients in enumerate(owners):
+    for k, clients in enumerate(clients_per_model):
         model[-1, list(clients)] = w.n_models + k
-    return replace(w, model=model, n_models=w.n_models + len(owners))
+    return replace(w, model=model, n_models=w.n_models + len(clients_per_model))
 
 
 def keep_models(models: Models, w: Clusters, kept: Bools) -> tuple[Models, Clusters]:

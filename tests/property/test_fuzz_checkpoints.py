@@ -78,7 +78,7 @@ def check(stopped: RecordedRun, path: Path, content: bytes) -> checkpoint.Checkp
         call_or_refuse(lambda: found.decode(like))
         start = call_or_refuse(lambda: stopped._read_resume_point(found))
         if start is not None:
-            assert start.steps_done in (0, 1) and start.seconds >= 0 and stopped.every >= 0
+            assert start.steps_done in (0, 1) and start.seconds >= 0 and stopped.checkpoint_every >= 0
             assert isinstance(start.state, State) or (start.state is None and not start.steps_done)
     return found
 

@@ -97,4 +97,4 @@ def write_federation_record(out: Path) -> Record:
     writer.write_line("time", t=2, name="day 2")
     writer.write_step(make_rows(head | {"n_clients": 3}, 2, **untested | {"model": [0, 1, 1]}))
     writer._file.close()  # as if it had been killed
-    return read(writer.part)
+    return read(writer.part_path)

@@ -278,7 +278,7 @@ def _parse_record(lines: list[bytes], path: Path, first_line: int = 1) -> Record
     for number, text in enumerate(lines[1:], start=first_line + 1):
         where = f"{path}, line {number}"
         line = schema.parse_line(text, where)
-        steps_before = sequence.steps
+        steps_before = sequence.complete_steps
         sequence.add_line(line, where)
         if line["kind"] == "row":
             for name, values in columns.items():
@@ -288,7 +288,7 @@ def _parse_record(lines: list[bytes], path: Path, first_line: int = 1) -> Record
                 values += line.get(name) or [None] * sequence.n_clients
         else:
             by_kind.setdefault(line["kind"], []).append(line)
-        n_clients += [sequence.n_clients] * (sequence.steps - steps_before)
+        n_clients += [sequence.n_clients] * (sequence.complete_steps - steps_before)
     starts = [0, *itertools.accumulate(n_clients)]  # [t], the position of its first row in the columns
     for test in by_kind.get("test", []):
         for c, tested in enumerate(test["tested"]):
@@ -304,9 +304,9 @@ def _parse_record(lines: list[bytes], path: Path, first_line: int = 1) -> Record
     return Record(
         header=header,
         rows=_build_rows(columns, n_clients, sequence.n_clients),
-        events=tuple(event for event in by_kind.get("event", []) if event["t"] < sequence.steps),
+        events=tuple(event for event in by_kind.get("event", []) if event["t"] < sequence.complete_steps),
         status=by_kind["end"][0]["status"] if sequence.ended else "unfinished",
-        tested=sequence.tested_steps if header["schema"] == 2 else sequence.steps,
+        tested=sequence.tested_steps if header["schema"] == 2 else sequence.complete_steps,
         exchanges=tuple(by_kind.get("exchange", [])),
         seconds=by_kind["end"][0]["seconds"] if sequence.ended else None,
         shifts=_index_shifts(columns["shifts"], starts),

@@ -6,6 +6,7 @@ import importlib.metadata
 import io
 import logging
 import math
+import operator
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,6 @@ from contextlib import chdir, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class RecordedRun:
     ) -> None:
         self.config = config
         self.resumes = resume
-        self.every = every
+        self.checkpoint_every = every
         self.replaces = replaces
         self._cwd = Path.cwd()  # paths in the configuration may be relative to it
         self.stream = config.load_stream(clients) if stream is None else stream
@@ -98,18 +98,18 @@ class RecordedRun:
 
     def __iter__(self) -> Iterator[Step]:
         """Run, and yield each time step when it is trained, tested and written."""
-        with lock_record(self.path) as part:
-            yield from self.run_steps(part)
+        with lock_record(self.path) as part_file:
+            yield from self.run_steps(part_file)
 
     def is_done(self) -> bool:
         """Return True if the record is complete and was made by the current code."""
         return is_complete(self.path) and not self.find_changed_code()
 
-    def run_steps(self, part: io.FileIO) -> Iterator[Step]:
+    def run_steps(self, part_file: io.FileIO) -> Iterator[Step]:
         """Run while the caller holds the lock of the record.
 
         Args:
-            part: The locked file of the unfinished record: see `lock_record`.
+            part_file: The locked file of the unfinished record: see `lock_record`.
 
         Yields:
             Each time step when it is trained, tested and written.
@@ -118,7 +118,9 @@ class RecordedRun:
         self.previous_models = None if start.state is None else find_models_in_use(start.state)
         if not self.resumes and self.checkpoints.path.is_dir() and not is_complete(self.path):
             log.warning("%s was stopped before its end and starts again; resume would continue it", self.path.stem)
-        with RecordWriter(self.out, self.header, start.steps_done or None, start.seconds, part=part) as writer:
+        with RecordWriter(
+            self.out, self.header, start.steps_done or None, start.seconds, part_file=part_file
+        ) as writer:
             if not start.steps_done and start.step_progress is None:
                 self.checkpoints.clear()
                 self._save_checkpoint(writer, 0, None, NO_LOOP_STATE)
@@ -127,7 +129,8 @@ class RecordedRun:
                 def save(progress: StepProgress) -> None:
                     self._save_checkpoint(writer, fed.tau, state, loop, progress)
 
-                return Journal(fed, self.every, save, start.step_progress if fed.tau == start.steps_done else None)
+                progress = start.step_progress if fed.tau == start.steps_done else None
+                return Journal(fed, self.checkpoint_every, save, progress)
 
             engine = engines.engine(self.config.engine)(
                 self.stream, self.net, self.local, self.config.seed, self.conditions
@@ -138,10 +141,10 @@ class RecordedRun:
                 done=start.steps_done,
                 state=start.state,
                 loop=start.loop,
-                journal=journal if self.every else None,
+                journal=journal if self.checkpoint_every else None,
             )
             # A checkpoint within a time step must not be written before the record of the previous time step.
-            for step in iterate_in_background(steps, prefetch=0 if self.every else 2):
+            for step in iterate_in_background(steps, prefetch=0 if self.checkpoint_every else 2):
                 writer.write_step(*build_lines(step, self.stream.concepts))
                 self._save_checkpoint(writer, step.tau + 1, step.state, step.loop)
                 yield step
@@ -157,7 +160,7 @@ class RecordedRun:
             loop: The data of conditions after them.
             about: The description in the checkpoint of the other run.
         """
-        self.every = int(about["every"])
+        self.checkpoint_every = int(about["every"])
         with RecordWriter(self.out, self.header, seconds=float(about["seconds"])) as writer:
             self.checkpoints.clear()
             for rows, events in past:
@@ -180,7 +183,7 @@ class RecordedRun:
         about = {
             "run": build_record_name(self.header),
             "local": self.header["local"],
-            "every": self.every,
+            "every": self.checkpoint_every,
             "cwd": str(self._cwd),
             "config": self.config.model_dump(mode="json"),
             "seconds": writer.seconds,
@@ -227,9 +230,9 @@ class RecordedRun:
         try:
             state, progress, *stored = saved.decode(self.param_template)
             loop = LoopState.from_checkpoint(saved, stored, self.param_template)
-            steps_done = index(about["steps"])
+            steps_done = operator.index(about["steps"])
             seconds = float(about["seconds"])
-            every = index(about["every"])
+            every = operator.index(about["every"])
             progress = None if progress is None else StepProgress(*progress)
             if min(steps_done, every) < 0 or not 0 <= seconds < math.inf:
                 raise ValueError(f"{steps_done} steps, {seconds} seconds, every {every}")
@@ -237,7 +240,7 @@ class RecordedRun:
                 raise TypeError(f"{type(state).__name__} is not a state after {steps_done} time steps")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{saved.path} is not a checkpoint of a run: {error!r}") from None
-        self.every = every
+        self.checkpoint_every = every
         if about.get("feddrift") != __version__:
             log.warning("%s was written by feddrift %s, this is %s", saved.path, about.get("feddrift"), __version__)
         if steps_done and all(read_prefix(path, steps_done) is None for path in (get_part_path(self.path), self.path)):

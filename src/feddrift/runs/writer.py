@@ -34,7 +34,7 @@ class RecordWriter:
         n_done: The number of time steps to keep of an existing record; None: write a new one.
         seconds: The duration of these time steps.
         name: The name of the record without its suffix; by default that of the configuration and seed.
-        part: The file of the record if it is open and locked already, see `lock_record`.
+        part_file: The file of the record if it is open and locked already, see `lock_record`.
 
     Raises:
         BusyError: If another process writes the record.
@@ -48,32 +48,32 @@ class RecordWriter:
         n_done: int | None = None,
         seconds: float = 0.0,
         name: str | None = None,
-        part: io.FileIO | None = None,
+        part_file: io.FileIO | None = None,
     ) -> None:
         self.path = Path(out) / f"{name or build_record_name(header)}.jsonl"
-        self.part = get_part_path(self.path)
+        self.part_path = get_part_path(self.path)
         self._start = time.monotonic() - seconds
         schema_number = 2 if header["n_steps"] is None else 1
         text = schema.dump_line({"kind": "header", "schema": schema_number, **header})
         self.sequence = LineSequence.from_header(schema.parse_line(text, "header"))  # after the lines that are written
-        self._file = _open_part(self.part) if part is None else part
+        self._file = _open_part(self.part_path) if part_file is None else part_file
         try:
             if n_done is not None:
                 self._continue_record(n_done)
                 return
-            with _convert_write_errors(self.part):
+            with _convert_write_errors(self.part_path):
                 self._file.truncate(0)
             self._append_text(text)
         except BaseException:
             self._file.close()
             if n_done is None:
-                self.part.unlink(missing_ok=True)
+                self.part_path.unlink(missing_ok=True)
             raise
 
     def _continue_record(self, n_done: int) -> None:
         """Keep the first time steps of the unfinished record, or else reopen or copy the closed one."""
         clients = self.sequence.header["clients"]
-        prefix = read_prefix(self.part, n_done, clients)
+        prefix = read_prefix(self.part_path, n_done, clients)
         use_closed = prefix is None
         if prefix is None:
             prefix = read_prefix(self.path, n_done, clients)
@@ -81,17 +81,17 @@ class RecordWriter:
             raise DataError(f"cannot continue after {n_done} time steps: {self.path} has fewer")
         kept, self.sequence = prefix
         if use_closed:
-            with _convert_write_errors(self.part):
+            with _convert_write_errors(self.part_path):
                 if self.sequence.header["schema"] == 1 and is_complete(self.path):
                     # A complete record stays until another complete one replaces it: copy it.
                     self._file.truncate(0)
                     self._append_text(kept.decode())
                 else:
                     closed = lock_file(self.path)
-                    os.replace(self.path, self.part)
+                    os.replace(self.path, self.part_path)
                     self._file.close()
                     self._file = closed
-        with _convert_write_errors(self.part):
+        with _convert_write_errors(self.part_path):
             self._file.truncate(len(kept))
 
     def write_step(self, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -105,7 +105,7 @@ class RecordWriter:
             DataError: If the rows or events are invalid or not those of the next time step, or cannot be written.
         """
         n_clients = self.sequence.n_clients
-        where = f"time {self.sequence.steps}"
+        where = f"time {self.sequence.complete_steps}"
         if len(rows) != n_clients:
             raise DataError(f"{where}: a time step has {n_clients} rows, got {len(rows)}")
         # Events come first: a record that has the rows of a time step then has all of its lines.
@@ -132,7 +132,7 @@ class RecordWriter:
             sequence.add_line(schema.parse_line(text, where), where)
         self._append_text("".join(texts))
         if sequence.header["schema"] == 2 and lines[-1]["kind"] != "exchange":
-            with _convert_write_errors(self.part):
+            with _convert_write_errors(self.part_path):
                 os.fsync(self._file.fileno())
         self.sequence = sequence
 
@@ -146,7 +146,7 @@ class RecordWriter:
             self._append_text(text)
             if status == "complete" or not is_complete(self.path):
                 with _convert_write_errors(self.path):
-                    os.replace(self.part, self.path)
+                    os.replace(self.part_path, self.path)
 
     @property
     def seconds(self) -> float:
@@ -161,7 +161,7 @@ class RecordWriter:
     ) -> None:
         seconds = self.seconds
         if error is None:
-            is_complete_run = self.sequence.header["n_steps"] in (None, self.sequence.steps)
+            is_complete_run = self.sequence.header["n_steps"] in (None, self.sequence.complete_steps)
             self.close("complete" if is_complete_run else "interrupted", seconds)
         else:
             with suppress(FeddriftError):  # the first error is the one to report
@@ -170,7 +170,7 @@ class RecordWriter:
     def _append_text(self, text: str) -> None:
         data = text.encode()
         size = self._file.seek(0, os.SEEK_END)
-        with _convert_write_errors(self.part):
+        with _convert_write_errors(self.part_path):
             try:
                 while data:
                     data = data[self._file.write(data) :]
@@ -221,7 +221,7 @@ def read_prefix(path: Path, steps: int, clients: Sequence[str] | None = None) ->
         else:
             sequence.add_line(parsed, str(path))
         end += len(line)
-    return (content[:end], sequence) if sequence is not None and sequence.steps >= steps else None
+    return (content[:end], sequence) if sequence is not None and sequence.complete_steps >= steps else None
 
 
 @contextmanager

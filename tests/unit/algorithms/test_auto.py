@@ -186,53 +186,67 @@ def test_a_client_that_never_trained_follows_its_shared_model() -> None:
 # new models
 
 
-def train_models(concepts: Ints, homes: list[int]) -> tuple[Federation, Clustering]:
-    """The federation at the last time step but one, and models that learned from these clients' data until then."""
+def train_models(concepts: Ints, assigned: list[int]) -> tuple[Federation, Clustering]:
+    """Return the federation at the last time step but one, and models trained on these clients' data until then."""
     stream, tau = small_stream(concepts, size=200), len(concepts) - 2
     engine = find_engine("simulator")(stream, default_net(stream), LEARN, 0)
     fed = engine.at(tau - 1)
-    n = max(homes) + 1
-    w = Clusters(np.tile(homes, (tau, 1)), n)
+    n = max(assigned) + 1
+    w = Clusters(np.tile(assigned, (tau, 1)), n)
     models = fed.train(fed.fresh(n), w, 3 * LEARN.rounds)
     return engine.at(tau), Clustering(models, w)
 
 
 def test_clients_whose_candidates_serve_each_other_found_one_model() -> None:
-    fed, now = train_models(SWAP[:5], [0] * 6)
-    clients, best = [2, 3, 4, 5], np.zeros(6, dtype=np.int64)
-    how, all_may = (7, 40, FedDriftAuto().share_model_z, fed), np.ones(fed.n_clients, dtype=bool)
-    newborn = new_clusters.create_clusters(clients, [False, True, True, True], all_may, now.models, best, *how)
-    assert newborn.groups == [[2], [3, 4, 5]] and newborn.models.ids == (7, 8)
-    assert newborn.parents == [0, None]
-    error = fed.evaluate(newborn.models)
+    fed, clusters = train_models(SWAP[:5], [0] * 6)
+    best = np.zeros(6, dtype=np.int64)
+    allowed = np.ones(6, dtype=bool)
+    created = new_clusters.create_clusters(
+        [2, 3, 4, 5], [False, True, True, True], allowed, clusters.models, best, 7, 40, FedDriftAuto().group_z, fed
+    )
+    assert created.groups == [[2], [3, 4, 5]] and created.models.ids == (7, 8)
+    assert created.parents == [0, None]
+    error = fed.evaluate(created.models)
     assert (error[3:, 1] < 0.2).all() and (error[:3, 1] > 0.8).all()
 
 
 def test_of_many_founders_some_are_compared_and_the_others_join_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of four are drawn: one of each concept or both of the swapped one, which the others may not fit."""
-    fed, now = train_models(SWAP[:5], [0] * 6)
-    best, all_may = np.zeros(6, dtype=np.int64), np.ones(fed.n_clients, dtype=bool)
+    """Two of four are drawn: one of each concept, or both of the swapped one, which may not fit the others."""
+    fed, clusters = train_models(SWAP[:5], [0] * 6)
+    best = np.zeros(6, dtype=np.int64)
+    allowed = np.ones(6, dtype=bool)
     monkeypatch.setattr(new_clusters, "MAX_COMPARED", 2)
-    newborn = new_clusters.create_clusters(
-        [2, 3, 4, 5], [False, True, True, True], all_may, now.models, best, 7, 40, 0.84, fed
+    created = new_clusters.create_clusters(
+        [2, 3, 4, 5], [False, True, True, True], allowed, clusters.models, best, 7, 40, 0.84, fed
     )
     drawn = np.sort(rng.permutation(fed.key("founders"), 4)[:2]) + 2
-    assert {group[0] for group in newborn.groups} <= set(drawn.tolist())  # who was drawn comes first
-    for group in newborn.groups:
+    assert {group[0] for group in created.groups} <= set(drawn.tolist())  # those that were drawn come first
+    for group in created.groups:
         assert set(group) <= {2} or set(group) <= {3, 4, 5}
-    in_a_group = {c for group in newborn.groups for c in group}
+    in_a_group = {c for group in created.groups for c in group}
     assert {3, 4, 5} <= in_a_group and (2 in in_a_group) == (2 in drawn)
-    assert newborn.models.ids == tuple(range(7, 7 + len(newborn.groups)))
-    assert newborn.parents == [0 if group[0] == 2 else None for group in newborn.groups]
+    assert created.models.ids == tuple(range(7, 7 + len(created.groups)))
+    assert created.parents == [0 if group[0] == 2 else None for group in created.groups]
+
+
+def test_shared_models_never_get_the_ids_of_private_models() -> None:
+    assert get_private_id(0, 0) == private_models.IDS_PER_KIND == 2**20
+    fed = FakeFederation(2, 1, run_contest=lambda _, teams: Tournament.empty(1, len(teams)))
+    allowed = np.ones(1, dtype=bool)
+    best = np.zeros(1, dtype=np.int64)
+    last = new_clusters.create_clusters([0], [False], allowed, fed.fresh(), best, 2**20 - 1, 1, 0.84, fed)
+    assert last.models.ids == (2**20 - 1,)
+    with pytest.raises(fd.ConfigError, match="at most 1048576 shared models, got 1048577: start a new run, or"):
+        new_clusters.create_clusters([0], [False], allowed, fed.fresh(), best, 2**20, 1, 0.84, fed)
 
 
 def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_clusters, "MAX_COMPARED", 3)
-    seen = []
+    n_contestants = []
 
     def run_contest(models: Models, teams: Ints) -> Tournament:
-        """Each client has mistakes with candidates other than its own: nobody fits anybody."""
-        seen.append(len(teams))
+        """Each client has mistakes with candidates other than its own: no candidate fits another client."""
+        n_contestants.append(len(teams))
         n_clients, k = teams.shape[1], len(teams)
         wrong = np.zeros((n_clients, k, k), dtype=np.int64)
         for c in range(n_clients):
@@ -242,19 +256,21 @@ def test_no_client_scores_more_candidates_than_are_compared(monkeypatch: pytest.
         return Tournament(np.full(n_clients, 100), wrong)
 
     fed = FakeFederation(2, 8, run_contest=run_contest)
-    may, best = np.ones(8, dtype=bool), np.zeros(8, dtype=np.int64)
-    found = new_clusters.create_clusters(range(8), [False] * 8, may, fed.fresh(), best, 100, 1, 0.84, fed)
-    assert len(found.groups) == 3 and all(len(group) == 1 for group in found.groups)  # five wait
-    assert max(seen) <= 4  # three candidates, or the averages of three groups and a client's own
+    allowed = np.ones(8, dtype=bool)
+    best = np.zeros(8, dtype=np.int64)
+    created = new_clusters.create_clusters(range(8), [False] * 8, allowed, fed.fresh(), best, 100, 1, 0.84, fed)
+    assert len(created.groups) == 3 and all(len(group) == 1 for group in created.groups)  # five are delayed
+    assert max(n_contestants) <= 4  # three candidates, or the averages of three groups and a client's own
 
 
 @pytest.mark.parametrize(("concepts", "left"), [([0] * 6, (0,)), ([0, 0, 0, 1, 1, 1], (0, 1))])
 def test_models_of_one_concept_merge_and_models_of_swapped_labels_do_not(concepts: list[int], left: Any) -> None:
-    homes = [0, 0, 0, 1, 1, 1]
-    fed, before = train_models(np.tile(concepts, (5, 1)), homes)
-    at = np.array(homes)
+    assigned = np.array([0, 0, 0, 1, 1, 1])
+    fed, before = train_models(np.tile(concepts, (5, 1)), assigned.tolist())
     mistakes = fed.contest(before.models, np.repeat(np.arange(2)[:, None, None], 6, axis=1))
-    merged = new_clusters.merge_similar(before.assign_new_data(at), before, mistakes, at, FedDriftAuto().merge_z, fed)
+    merged = new_clusters.merge_similar(
+        before.assign_new_data(assigned), before, mistakes, assigned, FedDriftAuto().merge_z, fed
+    )
     assert merged.models.ids == left
     assert [(e.kind, e.model, e.cause["unit"]) for e in merged.events] == [("merged", 1, "standard errors")] * (
         2 - len(left)
@@ -262,14 +278,17 @@ def test_models_of_one_concept_merge_and_models_of_swapped_labels_do_not(concept
 
 
 def test_models_that_differ_on_the_new_data_of_their_members_do_not_merge() -> None:
-    """Even if on all of their data they are alike."""
+    """Even if they do not differ on all of their data."""
     models = Models({"a": np.zeros((2, 1))}, (0, 1))
     before = Clustering(models, Clusters(np.array([[0, 1]]), 2))
-    now, at = before.assign_new_data(np.array([0, 1])), np.array([0, 1])
+    assigned = np.array([0, 1])
+    clusters = before.assign_new_data(assigned)
     fed = FakeFederation(1, 2, cross=lambda i, j: 0.1)
     for lost, left in ((2, (0,)), (20, (0, 1))):
         wrong = np.array([[[10, 10], [10, 10 + lost]], [[10, 10], [10, 10]]])
-        merged = new_clusters.merge_similar(now, before, Tournament(np.array([100, 100]), wrong), at, 2.0, fed)
+        merged = new_clusters.merge_similar(
+            clusters, before, Tournament(np.array([100, 100]), wrong), assigned, 2.0, fed
+        )
         assert merged.models.ids == left
 
 
@@ -282,7 +301,7 @@ def test_no_client_trains_more_than_two_trunks() -> None:
     assert trains.model.T.tolist() == [[-1, 1, 1, 2, 3], [0, -1, 0, 2, 3]]  # 2 and 3 share a trunk
 
 
-def test_home_is_where_the_newest_data_went() -> None:
+def test_clients_are_assigned_to_the_model_of_their_newest_data() -> None:
     assert find_current_assignment(Clusters(np.array([[0, 2, -1], [1, -1, -1]]), 3)).tolist() == [1, 2, 0]
 
 
@@ -319,10 +338,10 @@ def test_swapped_labels_are_found_at_once_where_they_are(swapped: list[list[Step
     for steps in swapped:
         assert steps[3].drifted[3:].all()
         for step in steps[3:]:
-            homes = list_shared_ids(step)
-            assert not set(homes[:3]) & set(homes[3:])
-            others += homes[:3]
-        assert len(set(homes[3:])) == 1  # one new model in the end
+            ids = list_shared_ids(step)
+            assert not set(ids[:3]) & set(ids[3:])
+            others += ids[:3]
+        assert len(set(ids[3:])) == 1  # one new model in the end
         assert (steps[4].accuracy > 0.7).all()
     assert np.mean(np.array(others) == 0) > 0.8
 

@@ -271,15 +271,16 @@ def test_a_key_that_is_no_longer_assigned_is_refused(
 def test_a_server_knows_which_runs_ended_with_the_one_before(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By Flower's own database, before Flower has looked at it; once stopped, a run is dead no more."""
     database = made / "server" / "state" / "superlink.db"
-    assert launcher._find_unfinished_runs(database) == []
+    assert launcher._find_unfinished_flower_runs(database) == []
     words: tuple[Any, ...] = ("a/b", "1", "hash", {}, "@none/default", None, "me", "flwr-serverapp")
     with open_link_state(database) as link:
         runs = [link.create_run(*words) for _ in range(2)]
-        assert sorted(launcher._find_unfinished_runs(database)) == sorted(runs) and all(runs)
-        assert link.stop_run(runs[0]) and launcher._find_unfinished_runs(database) == runs[1:]
+        assert sorted(launcher._find_unfinished_flower_runs(database)) == sorted(runs) and all(runs)
+        assert link.stop_run(runs[0]) and launcher._find_unfinished_flower_runs(database) == runs[1:]
     other = database.with_name("other.db")
     other.write_bytes(b"no database")
-    assert launcher._find_unfinished_runs(other) == [] and "an unfinished run ends only after a minute" in caplog.text
+    assert launcher._find_unfinished_flower_runs(other) == []
+    assert "an unfinished run ends only after a minute" in caplog.text
 
 
 def wait_until(true: Callable[[], object]) -> None:

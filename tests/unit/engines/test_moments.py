@@ -22,7 +22,7 @@ from feddrift.types import Federation, Local
 def test_stored_moments_are_restored(monkeypatch: pytest.MonkeyPatch, large: int, room: int) -> None:
     monkeypatch.setattr(moments, "MIN_DEVICE_BYTES", large)
     shelf, known, draw = (
-        moments.MomentStore(Devices(tuple(jax.local_devices()))),
+        moments.OptimizerStateStore(Devices(tuple(jax.local_devices()))),
         dict[Any, float](),
         np.random.default_rng(0),
     )

@@ -324,7 +324,7 @@ def test_an_error_ends_the_record(tmp_path: Path, error: BaseException, status: 
         one_step_and_an_error()
     record = read(writer.path)
     assert (record.status, record.rows.steps) == (status, 1)
-    assert not writer.part.exists()
+    assert not writer.part_path.exists()
 
 
 def test_while_it_runs_there_is_only_a_part(tmp_path: Path) -> None:
@@ -369,12 +369,12 @@ def test_an_interrupted_record_is_replaced(tmp_path: Path) -> None:
 def test_the_writer_refuses_what_cannot_be_read(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
     head = make_header()
     with RecordWriter(tmp_path, head) as writer:
-        size = writer.part.stat().st_size
+        size = writer.part_path.stat().st_size
         with pytest.raises(DataError, match=why):
             writer.write_step(make_rows(head, 0, **wrong))
         with pytest.raises(DataError, match="2 rows, got 1"):
             writer.write_step(make_rows(head, 0)[:1])
-        assert writer.part.stat().st_size == size
+        assert writer.part_path.stat().st_size == size
     assert read(writer.path).status == "interrupted"
 
 
@@ -404,13 +404,13 @@ def test_a_full_disk_leaves_whole_steps(tmp_path: Path) -> None:
     head = make_header()
     writer = RecordWriter(tmp_path, head)
     writer.write_step(make_rows(head, 0))
-    size = writer.part.stat().st_size
+    size = writer.part_path.stat().st_size
     writer._file = FullDisk(writer._file)  # type: ignore[assignment]
     with pytest.raises(DataError, match=r"^cannot write .*\.part: No space left on device$"):
         writer.write_step(make_rows(head, 1))
     with pytest.raises(DataError, match="No space left"):
         writer.close("failed", 1)
-    assert writer.part.stat().st_size == size
+    assert writer.part_path.stat().st_size == size
     (record,) = read_all(tmp_path)
     assert (record.status, record.rows.steps) == ("unfinished", 1)
 
@@ -597,7 +597,7 @@ def test_a_closed_record_becomes_the_part_again(tmp_path: Path) -> None:
         writer.write_step(make_rows(head, 1))
         assert read_all(tmp_path)[0].rows.steps == 2
         writer.write_step(make_rows(head, 2))
-    assert read(writer.path).status == "complete" and not writer.part.exists()
+    assert read(writer.path).status == "complete" and not writer.part_path.exists()
 
 
 def test_the_docs_name_every_field_of_a_line() -> None:

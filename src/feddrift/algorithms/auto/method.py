@@ -60,15 +60,15 @@ class AutoState(State):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepDecisions:
     """Decisions of a time step, before the clusters change."""
 
     alarmed: Bools  # [c], whether the trial raised an alarm
-    approved: Bools  # [c], whether the alarm is to be acted on; the new model of a founder may still be delayed
+    acted_on: Bools  # [c], whether the alarm is acted on; the new model of a founder may still be delayed
     reviewed_next: Bools  # [c], whether the next data review the trial
     assigned: Ints  # [c], position of the shared model that each client is assigned to; founders keep theirs for now
     founders: list[int]  # clients that need a new model
-    trials: dict[int, Trial]  # by client
+    trial_by_client: dict[int, Trial]
     trial_models: list[Models]  # private models of the trials that are reviewed
     events: list[Event]  # of all alarms except those of founders
 
@@ -86,11 +86,12 @@ class FedDriftAuto:
     switch_z: float = 1.28  # a trial raises an alarm if another shared model is ahead by more
     # Above this lead over `stay`, a risen error alone is evidence, and a trial without an alarm is reviewed.
     not_worse_z: float = -1.0
-    outcome_z: float = 1.645  # the next data confirm or contradict an alarm if they show a larger difference
+    review_z: float = 1.645  # the next data confirm or contradict an alarm if they show a larger difference
     # An alarm needs no trust if its lead is above this and the alternative halves the mistakes. A trial without an
     # alarm counts as half a contradicted alarm if the next data show that its alternative is behind by more.
     certain_z: float = 4.0
-    share_model_z: float = 0.84  # founders share a model if none loses more than this by the candidate of another
+    # Founders share a model if each other's candidates are at most this much worse than the own one.
+    group_z: float = 0.84
     merge_z: float = 2.0  # models merge if they differ by at most this
 
     # Expected share of false alarms among those of a time step that ask for a new model.
@@ -112,37 +113,30 @@ class FedDriftAuto:
         private_models.check_client_count(fed.n_clients)  # clients may have joined
         shared = self.evaluate_shared_models(state, fed)  # phase 1
         shared = self.review_last_step(state, shared, fed)  # phase 2
-        plan = self.plan_changes(state, shared, fed)  # phase 3
-        clusters, next_id, delayed = self.update_clusters(state, shared, plan, fed)  # phase 4
+        decisions = self.decide_changes(state, shared, fed)  # phase 3
+        clusters, next_id, delayed = self.update_clusters(state, shared, decisions, fed)  # phase 4
         assigned = find_current_assignment(clusters.w)
         training_data = limit_trunks_per_client(clusters, assigned, fed.counts)
         trained = fed.train(clusters.models, training_data)  # phase 5
         private, gain = self.train_private_models(state, shared, trained, clusters.w, assigned, fed)  # phase 6
-        models = join(trained, private, *plan.trial_models)
-
-        # At the next time step, a client's error is compared with that of its model on these data. Founders have no
-        # such error: their model is new. If the new model is delayed, the founder's old error stays, so that its alarm
-        # can be raised again.
-        updated = shared.scored & ~delayed
-        error = np.where(updated, shared.error[np.arange(fed.n_clients), plan.assigned], state.error)
-        error[[c for c in plan.founders if not delayed[c]]] = np.nan
-        if not fed.tau:
-            error[:] = np.nan  # the model was not trained yet
+        models = join(trained, private, *decisions.trial_models)
+        error, rows = find_reference_errors(state, shared, decisions, delayed, fed)
+        assigned_ids = np.asarray(shared.models.ids)[shared.assigned]  # after the review, before moves
         return AutoState(
             models,
             Clusters(clusters.w.model, len(models)),  # w also has columns for the private models, which no cell trains
             private_models.share_votes_equally(models, assigned, private_models.choose_ensemble_size(gain)),
             ballot="soft",
             events=clusters.events,
-            drifted=plan.alarmed,
+            drifted=decisions.alarmed,
             confirmed=shared.track_record.confirmed,
             contradicted=shared.track_record.contradicted,
             ensemble_gain=gain,
             next_id=next_id,
             error=error,
-            rows=np.where(updated, fed.counts[-1], state.rows),
-            previous_model=np.where(plan.approved & ~delayed, np.asarray(shared.models.ids)[shared.assigned], -1),
-            reviewed_next=plan.reviewed_next,
+            rows=rows,
+            previous_model=np.where(decisions.acted_on & ~delayed, assigned_ids, -1),
+            reviewed_next=decisions.reviewed_next,
         )
 
     def evaluate_shared_models(self, state: AutoState, fed: Federation) -> SharedModels:
@@ -154,8 +148,8 @@ class FedDriftAuto:
         ids = [i for i, owner in zip(state.models.ids, state.models.owner, strict=True) if owner < 0]
         models = private_models.select_by_id(state.models, ids)
         clusters = Clustering(models, Clusters(state.w.model.copy(), len(ids)))
-        every_model = np.repeat(np.arange(len(ids))[:, None, None], fed.n_clients, axis=1)
-        mistakes = fed.contest(models, every_model)
+        contestants = np.repeat(np.arange(len(ids))[:, None, None], fed.n_clients, axis=1)  # each model by itself
+        mistakes = fed.contest(models, contestants)
         record = TrackRecord(state.confirmed, state.contradicted)
         return SharedModels(clusters, find_current_assignment(clusters.w), mistakes, record, state.ensemble_gain)
 
@@ -170,44 +164,77 @@ class FedDriftAuto:
         result = fed.contest(state.models, contestants)
         shared, ensemble_events = review.add_ensemble_gain(shared, result)
         shared, return_events = review.review_alarms(
-            shared, result, reviewed, alarmed, previous, self.outcome_z, self.certain_z
+            shared, result, reviewed, alarmed, previous, self.review_z, self.certain_z
         )
         clusters = shared.clustering.add_events([*ensemble_events, *return_events])
         return review.retire_abandoned_models(replace(shared, clustering=clusters))
 
-    def plan_changes(self, state: AutoState, shared: SharedModels, fed: Federation) -> Plan:
+    def decide_changes(self, state: AutoState, shared: SharedModels, fed: Federation) -> StepDecisions:
         """Phase 3: run trials, and decide which clients move to another shared model or need a new one."""
-        n = fed.n_clients
-        n_scored = int(shared.scored.sum())
-        trial_of, trial_models = self.run_trials(state, shared, fed)
-        alarms = trials.raise_alarms(trial_of, n_scored, self.false_discovery_rate, self.switch_z, self.not_worse_z)
-        alarmed = np.isin(np.arange(n), alarms)
-        approved = np.zeros(n, dtype=bool)
+        clients = np.arange(fed.n_clients)
+        trial_by_client, trial_models = self.run_trials(state, shared, fed)
+        alarms = trials.raise_alarms(
+            trial_by_client, int(shared.scored.sum()), self.false_discovery_rate, self.switch_z, self.not_worse_z
+        )
         assigned = shared.assigned.copy()
+        acted_on = np.zeros(fed.n_clients, dtype=bool)
         founders = list[int]()
         events = list[Event]()
         for c in alarms:
-            trial = trial_of[c]
-            is_certain = trial.lead_z > self.certain_z and trial.halves_mistakes
-            approved[c] = is_certain or (shared.track_record.is_trusted and fed.tau > 1)
-            if approved[c] and not trial.prefers_other_model:
-                founders.append(c)  # `update_clusters` adds the event: the new model may be delayed
-                continue
-            if approved[c]:
+            trial = trial_by_client[c]
+            acted_on[c] = self.is_acted_on(trial, shared.track_record, fed.tau)
+            if not acted_on[c]:
+                events.append(self.build_ignored_alarm_event(c, trial, shared, fed.tau))
+            elif trial.prefers_other_model:
                 assigned[c] = shared.best[c]
-            model_id = shared.models.ids[assigned[c]]
-            if approved[c]:
-                outcome = f"the client moves from model {shared.get_model_id(c)} to model {model_id}"
-            elif fed.tau < 2:
-                outcome = f"{NOT_ACTED_ON}: no earlier alarm has been compared with later data yet"
+                events.append(self.build_move_event(c, trial, shared))
             else:
-                outcome = f"{NOT_ACTED_ON}: {shared.track_record}"
-            events.append(_report_decision(model_id, c, f"{trial.describe(self.not_worse_z)}; {outcome}"))
-        not_worse = [c for c, trial in trial_of.items() if trial.lead_z > self.not_worse_z]
-        reviewed_next = alarmed | np.isin(np.arange(n), not_worse)
+                founders.append(c)  # `update_clusters` adds the event: the new model may be delayed
+        not_worse = [c for c, trial in trial_by_client.items() if trial.lead_z > self.not_worse_z]
+        alarmed = np.isin(clients, alarms)
+        reviewed_next = alarmed | np.isin(clients, not_worse)
         ids = [i for c in np.flatnonzero(reviewed_next) for i in get_trial_ids(STAY, c) + get_trial_ids(NEW, c)]
-        kept = [private_models.select_by_id(models, ids) for models in trial_models] if ids else []
-        return Plan(alarmed, approved, reviewed_next, assigned, founders, trial_of, kept, events)
+        return StepDecisions(
+            alarmed=alarmed,
+            acted_on=acted_on,
+            reviewed_next=reviewed_next,
+            assigned=assigned,
+            founders=founders,
+            trial_by_client=trial_by_client,
+            trial_models=[private_models.select_by_id(models, ids) for models in trial_models] if ids else [],
+            events=events,
+        )
+
+    def is_acted_on(self, trial: Trial, track_record: TrackRecord, tau: int) -> bool:
+        """Return True if the alarm of a trial is acted on: its evidence is overwhelming, or alarms are trusted."""
+        is_certain = trial.lead_z > self.certain_z and trial.halves_mistakes
+        return is_certain or (track_record.is_trusted and tau > 1)
+
+    def build_ignored_alarm_event(self, client: int, trial: Trial, shared: SharedModels, tau: int) -> Event:
+        """Return the event of an alarm that is not acted on: the client keeps its model."""
+        cause = "no earlier alarm has been compared with later data yet" if tau < 2 else str(shared.track_record)
+        reason = f"{trial.describe(self.not_worse_z)}; {NOT_ACTED_ON}: {cause}"
+        return _build_decision_event(shared.get_model_id(client), client, reason)
+
+    def build_move_event(self, client: int, trial: Trial, shared: SharedModels) -> Event:
+        """Return the event of a client that moves to its best shared model."""
+        old_id = shared.get_model_id(client)
+        new_id = shared.models.ids[int(shared.best[client])]
+        reason = f"{trial.describe(self.not_worse_z)}; the client moves from model {old_id} to model {new_id}"
+        return _build_decision_event(new_id, client, reason)
+
+    def build_delay_event(self, client: int, trial: Trial, shared: SharedModels, is_allowed: bool) -> Event:
+        """Return the event of a founder that keeps its model in this time step.
+
+        Args:
+            client: The founder.
+            trial: Its trial.
+            shared: The shared models.
+            is_allowed: Whether the federation allowed it to create a model. Then no group of founders fitted.
+        """
+        cause = new_clusters.DELAY_REASON if is_allowed else SUPPRESSION_REASON
+        reason = f"{trial.describe(self.not_worse_z)}; {NOT_ACTED_ON}: {cause}"
+        return _build_decision_event(shared.get_model_id(client), client, reason)
 
     def run_trials(
         self, state: AutoState, shared: SharedModels, fed: Federation
@@ -226,7 +253,7 @@ class FedDriftAuto:
         )
 
     def update_clusters(
-        self, state: AutoState, shared: SharedModels, plan: Plan, fed: Federation
+        self, state: AutoState, shared: SharedModels, decisions: StepDecisions, fed: Federation
     ) -> tuple[Clustering, int, Bools]:
         """Phase 4: move clients, create models for founders, and merge models that do not differ.
 
@@ -236,29 +263,28 @@ class FedDriftAuto:
             The clusters, the next free id, and [c], whether the client is a founder whose new model is delayed.
         """
         clients = np.arange(fed.n_clients)
-        is_founder = np.isin(clients, plan.founders)
-        allowed = fed.allowed(is_founder)
+        is_founder = np.isin(clients, decisions.founders)
+        allowed = fed.allowed(is_founder)  # all False without founders
         delayed = is_founder
         created: NewClusters | None = None
         if allowed.any():
-            starts_fresh = [plan.trials[c].starts_fresh for c in plan.founders]
+            starts_fresh = [decisions.trial_by_client[c].starts_fresh for c in decisions.founders]
             rounds = _count_rounds(self.tuned_rounds_share, fed)
             created = new_clusters.create_clusters(
-                plan.founders, starts_fresh, allowed, shared.models, shared.best, state.next_id, rounds,
-                self.share_model_z, fed,
+                decisions.founders, starts_fresh, allowed, shared.models, shared.best, state.next_id, rounds,
+                self.group_z, fed,
             )  # fmt: skip
             delayed = is_founder & ~np.isin(clients, [c for group in created.groups for c in group])
-        events = list(plan.events)
-        for c in np.flatnonzero(delayed).tolist():
-            cause = new_clusters.DELAY_REASON if allowed[c] else SUPPRESSION_REASON
-            reason = f"{plan.trials[c].describe(self.not_worse_z)}; {NOT_ACTED_ON}: {cause}"
-            events.append(_report_decision(shared.get_model_id(c), c, reason))
-        assigned = np.where(is_founder & ~delayed, -1, plan.assigned)  # -1: a new model, which is added below
-        clusters = shared.clustering.assign_new_data(assigned).add_events(events)
+        delays = [
+            self.build_delay_event(c, decisions.trial_by_client[c], shared, bool(allowed[c]))
+            for c in np.flatnonzero(delayed).tolist()
+        ]
+        assigned = np.where(is_founder & ~delayed, -1, decisions.assigned)  # -1: a new model, which is added below
+        clusters = shared.clustering.assign_new_data(assigned).add_events([*decisions.events, *delays])
         next_id = state.next_id
         if created is not None:
             clusters = clusters.add_models(created.models, created.groups)
-            clusters = clusters.add_events(self._report_new_models(created, plan.trials))
+            clusters = clusters.add_events(self._build_creation_events(created, decisions.trial_by_client))
             next_id += len(created.groups)
         clusters = new_clusters.merge_similar(clusters, shared.clustering, shared.mistakes, assigned, self.merge_z, fed)
         return clusters, next_id, delayed
@@ -275,13 +301,13 @@ class FedDriftAuto:
         previous = private_models.select_by_id(state.models, ids)
         return private_models.train_private_models(previous, trained, w, assigned, rounds, fed), shared.gain
 
-    def _report_new_models(self, created: NewClusters, trial_of: dict[int, Trial]) -> list[Event]:
+    def _build_creation_events(self, created: NewClusters, trial_by_client: dict[int, Trial]) -> list[Event]:
         """Return the event of each new model; its reason is the trial of the first founder."""
         events = []
         for model_id, family, group, parent in zip(
             created.models.ids, created.models.family, created.groups, created.parents, strict=True
         ):
-            reason = trial_of[group[0]].describe(self.not_worse_z)
+            reason = trial_by_client[group[0]].describe(self.not_worse_z)
             together = f"; {len(group)} clients share the new model" if len(group) > 1 else ""
             cause: dict[str, Any] = {"clients": list(group), "reason": reason + together}
             cause |= {"start": "fresh"} if parent is None else {"from": parent}
@@ -295,9 +321,25 @@ def _count_rounds(share: float, fed: Federation) -> int:
     return max(1, round(share * fed.local.rounds))
 
 
-def _report_decision(model_id: int, client: int, reason: str) -> Event:
+def _build_decision_event(model_id: int, client: int, reason: str) -> Event:
     """Return the event of a decision about a client; `model_id` is the model that it concerns."""
     return Event("decided", model_id, {"clients": [client], "reason": reason})
+
+
+def find_reference_errors(
+    state: AutoState, shared: SharedModels, decisions: StepDecisions, delayed: Bools, fed: Federation
+) -> tuple[Floats, Ints]:
+    """Return [c], the errors with which those of the next time step are compared, and [c], their numbers of rows.
+
+    This is the error of the client's model on the new data. It is NaN if the model was not trained before these data:
+    at the first time step, and for founders of a new model. Clients that were not scored keep their earlier error, and
+    so do those whose new model is delayed: their alarms can be raised again.
+    """
+    clients = np.arange(fed.n_clients)
+    is_updated = shared.scored & ~delayed
+    is_untrained = (np.isin(clients, decisions.founders) & ~delayed) | (fed.tau == 0)
+    error = np.where(is_updated, shared.error[clients, decisions.assigned], state.error)
+    return np.where(is_untrained, np.nan, error), np.where(is_updated, fed.counts[-1], state.rows)
 
 
 def limit_trunks_per_client(clusters: Clustering, assigned: Ints, counts: Ints) -> Clusters:

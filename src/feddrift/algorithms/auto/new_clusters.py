@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from feddrift import clustering, rng
+from feddrift.algorithms.auto import private_models
 from feddrift.algorithms.auto.trials import compute_lead_z
 from feddrift.algorithms.feddrift.trunk import merge_families
 from feddrift.clustering import Clustering
@@ -34,7 +35,7 @@ class NewClusters:
 
 def create_clusters(
     founders: Sequence[int], starts_fresh: Sequence[bool], allowed: Bools, models: Models, best: Ints, next_id: int,
-    rounds: int, share_model_z: float, fed: Federation,
+    rounds: int, group_z: float, fed: Federation,
 ) -> NewClusters:  # fmt: skip
     """Train a candidate at each founder, and create a new model for every group of founders that can share one.
 
@@ -53,17 +54,21 @@ def create_clusters(
         best: [c], position of the best shared model for each client.
         next_id: The next free id.
         rounds: Rounds of training.
-        share_model_z: Founders share a model unless the own candidate of one is better by more standard errors.
+        group_z: Founders share a model unless the own candidate of one is better by more standard errors.
         fed: The federation.
+
+    Raises:
+        ConfigError: The new models would get ids of private models.
     """
+    private_models.check_shared_ids(next_id, len(founders))
     candidates = _train_candidates(founders, starts_fresh, models, best, next_id, rounds, fed)
-    groups = _group_founders(founders, candidates, share_model_z, fed)
+    groups = _group_founders(founders, candidates, group_z, fed)
     groups = [group for group in groups if allowed[[founders[k] for k in group]].any()]
     new_models = _average_groups(candidates, groups, next_id)
     parents = [None if starts_fresh[group[0]] else models.ids[best[founders[group[0]]]] for group in groups]
     members = [[founders[k] for k in group] for group in groups]
     if has_trunk(models):
-        new_models = _share_parent_trunks(members, new_models, models, best, rounds, fed)
+        new_models = _use_parent_trunks(members, new_models, models, best, rounds, fed)
     return NewClusters(new_models, members, parents)
 
 
@@ -80,9 +85,7 @@ def _train_candidates(
     return fed.train(candidates, select_newest_data(fed, [[c] for c in founders]), 1, local)
 
 
-def _group_founders(
-    founders: Sequence[int], candidates: Models, share_model_z: float, fed: Federation
-) -> list[list[int]]:
+def _group_founders(founders: Sequence[int], candidates: Models, group_z: float, fed: Federation) -> list[list[int]]:
     """Group founders that can share a model; groups contain positions in `founders`.
 
     Up to MAX_COMPARED founders compare all of their candidates. If there are more, MAX_COMPARED of them are drawn and
@@ -91,9 +94,9 @@ def _group_founders(
     """
     n = len(founders)
     if n <= MAX_COMPARED:
-        return _link_founders(founders, candidates, share_model_z, fed)
+        return _link_founders(founders, candidates, group_z, fed)
     drawn = np.sort(rng.permutation(fed.key("founders"), n)[:MAX_COMPARED])
-    linked = _link_founders([founders[k] for k in drawn], _select_models(candidates, drawn), share_model_z, fed)
+    linked = _link_founders([founders[k] for k in drawn], _select_models(candidates, drawn), group_z, fed)
     groups = [drawn[group].tolist() for group in linked]
     others = np.setdiff1d(np.arange(n), drawn)
     averages = _average_groups(candidates, groups, unused_id(candidates))
@@ -106,19 +109,17 @@ def _group_founders(
     )
     for k, c in zip(others.tolist(), clients, strict=True):
         wrong = result.wrong[c]
-        fitting = [g for g in range(len(groups)) if compute_lead_z(wrong, 0, 1 + g) <= share_model_z]
+        fitting = [g for g in range(len(groups)) if compute_lead_z(wrong, 0, 1 + g) <= group_z]
         if result.rows[c] and fitting:
             groups[min(fitting, key=lambda g: int(wrong[1 + g, 1 + g]))].append(k)
     return groups
 
 
-def _link_founders(
-    founders: Sequence[int], candidates: Models, share_model_z: float, fed: Federation
-) -> list[list[int]]:
+def _link_founders(founders: Sequence[int], candidates: Models, group_z: float, fed: Federation) -> list[list[int]]:
     """Group founders by complete linkage; groups contain positions in `founders`.
 
     The distance of two founders is the larger lead of a founder's own candidate over the other one's, at that founder,
-    in standard errors. Within a group it is at most `share_model_z`.
+    in standard errors. Within a group it is at most `group_z`.
     """
     n = len(founders)
     contestants = np.full((n, fed.n_clients, 1), -1)
@@ -128,23 +129,23 @@ def _link_founders(
     lead = np.array([[compute_lead_z(wrong[a], a, b) for b in range(n)] for a in range(n)])
     distance = np.maximum(lead, lead.T)
     np.fill_diagonal(distance, np.inf)
-    group_of, _ = clustering.link_closest(distance, share_model_z)
+    group_of, _ = clustering.link_closest(distance, group_z)
     return [np.flatnonzero(group_of == first).tolist() for first in np.unique(group_of)]
 
 
 def _average_groups(candidates: Models, groups: Sequence[Sequence[int]], first_id: int) -> Models:
     """Return the average of each group's candidates, all with the same weight, with ids from `first_id` on."""
-    share = np.zeros((len(groups), len(candidates)))
+    weights = np.zeros((len(groups), len(candidates)))
     for g, group in enumerate(groups):
-        share[g, list(group)] = 1 / len(group)
-    return mix(candidates, share, range(first_id, first_id + len(groups)))
+        weights[g, list(group)] = 1 / len(group)
+    return mix(candidates, weights, range(first_id, first_id + len(groups)))
 
 
 def _select_models(models: Models, positions: Ints) -> Models:
     return take(models, positions, [models.ids[m] for m in positions])
 
 
-def _share_parent_trunks(
+def _use_parent_trunks(
     groups: Sequence[list[int]], new_models: Models, models: Models, best: Ints, rounds: int, fed: Federation
 ) -> Models:
     """Replace each new model by a head on its parent's trunk if that is at least as good on the held-out halves.

@@ -29,7 +29,11 @@ NEW = 2
 FRESH = 4
 TUNED = 6
 OWN = 7
-IDS_PER_KIND = 2**20  # ids of private models are (kind + 1) * IDS_PER_KIND + client
+IDS_PER_KIND = 2**20  # ids of private models are (kind + 1) * IDS_PER_KIND + client; those of shared models are smaller
+
+# Contestants in a comparison of ensembles: the shared model alone, with the tuned one, with the tuned and the own one.
+N_ENSEMBLES = 3
+SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN = range(N_ENSEMBLES)
 
 # Gain of the ensembles of two and of three models over the shared model: shares of correct rows, summed over clients.
 EnsembleGain = tuple[float, float]
@@ -41,6 +45,20 @@ def check_client_count(n_clients: int) -> None:
         advice = "choose another algorithm, such as FedDrift"
         limit = f"at most {IDS_PER_KIND} clients, got {n_clients}"
         raise ConfigError(f"FedDrift-Auto has private models for {limit}: {advice}")
+
+
+def check_shared_ids(next_id: int, n_models: int) -> None:
+    """Raise ConfigError if new shared models would get ids of private models.
+
+    Args:
+        next_id: The next free id of a shared model.
+        n_models: The number of new shared models.
+    """
+    if next_id + n_models > IDS_PER_KIND:
+        raise ConfigError(
+            f"FedDrift-Auto has ids for at most {IDS_PER_KIND} shared models, got {next_id + n_models}: "
+            "start a new run, or choose another algorithm, such as FedDrift"
+        )
 
 
 def get_private_id(kind: int, client: int | np.integer[Any]) -> int:
@@ -98,10 +116,10 @@ def train_private_models(
     n = fed.n_clients
     clients = np.arange(n)
     cells = Clusters(np.where(w.model == assigned, clients, -1), n)
-    trains = fed.reachable & ((fed.counts * (cells.model >= 0)).sum(axis=0) > 0)
+    can_train = fed.reachable & ((fed.counts * (cells.model >= 0)).sum(axis=0) > 0)
     stack = join(shared, previous) if previous is not None else shared
     position = index_by_id(stack)
-    starts = [assigned[c] if trains[c] else position.get(get_private_id(TUNED, c), assigned[c]) for c in clients]
+    starts = [assigned[c] if can_train[c] else position.get(get_private_id(TUNED, c), assigned[c]) for c in clients]
     tuned = fed.train(copy_for_clients(stack, np.array(starts), TUNED, clients), cells, rounds[0], local)
     starts = [position.get(get_private_id(OWN, c), assigned[c]) for c in clients]
     all_cells = Clusters(np.tile(clients, (fed.tau + 1, 1)), n)
@@ -127,21 +145,26 @@ def measure_first_gain(
     local = replace(fed.local, hold_out=0.5)
     stack = join(shared, train_private_models(None, shared, w, assigned, rounds, fed, local))
     position = index_by_id(stack)
-    contestants = np.full((3, fed.n_clients, 3), -1)
+    contestants = np.full((N_ENSEMBLES, fed.n_clients, 3), -1)
     for c in range(fed.n_clients):
         ensemble = list_ensemble(position, int(assigned[c]), c)
-        for k in range(3):
-            contestants[k, c, : k + 1] = ensemble[: k + 1]
+        for contestant in (SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN):
+            size = contestant + 1
+            contestants[contestant, c, :size] = ensemble[:size]
     return sum_ensemble_gain(fed.contest(stack, contestants, local))
 
 
 def sum_ensemble_gain(result: Tournament) -> EnsembleGain:
-    """Return by how much the share of correct rows of contestants 1 and 2 exceeds that of 0, summed over clients."""
+    """Return the gain of the larger ensembles over the shared model; the first contestants are the three ensembles."""
     evaluated = result.rows > 0
     wrong = result.wrong[evaluated]
     rows = result.rows[evaluated]
-    tuned, both = (float(((wrong[:, 0, 0] - wrong[:, k, k]) / rows).sum()) for k in (1, 2))
-    return tuned, both
+
+    def sum_gain(contestant: int) -> float:
+        saved = wrong[:, SHARED_ONLY, SHARED_ONLY] - wrong[:, contestant, contestant]
+        return float((saved / rows).sum())
+
+    return sum_gain(WITH_TUNED), sum_gain(WITH_TUNED_AND_OWN)
 
 
 def list_ensemble(position: dict[int, int], assigned: int, client: int | np.integer[Any]) -> list[int]:

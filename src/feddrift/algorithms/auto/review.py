@@ -12,7 +12,17 @@ import numpy as np
 
 from feddrift import clustering
 from feddrift.algorithms.auto import private_models
-from feddrift.algorithms.auto.private_models import NEW, STAY, TUNED, EnsembleGain, get_private_id, get_trial_ids
+from feddrift.algorithms.auto.private_models import (
+    NEW,
+    SHARED_ONLY,
+    STAY,
+    TUNED,
+    WITH_TUNED,
+    WITH_TUNED_AND_OWN,
+    EnsembleGain,
+    get_private_id,
+    get_trial_ids,
+)
 from feddrift.algorithms.auto.trials import compute_lead_z, format_p
 from feddrift.clustering import Clustering
 from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models, Tournament
@@ -20,8 +30,9 @@ from feddrift.types import Bools, Clusters, Event, Floats, Ints, Models, Tournam
 UNUSED_STEPS = 3  # time steps without data after which a model with data of at most one client is retired
 
 # Contestants on the new data: the three ensembles, then the two sides of the decision under review.
-N_REVIEWED = 5
-SHARED_ONLY, WITH_TUNED, WITH_TUNED_AND_OWN, BASELINE, ALTERNATIVE = range(N_REVIEWED)
+BASELINE = private_models.N_ENSEMBLES
+ALTERNATIVE = BASELINE + 1
+N_REVIEWED = ALTERNATIVE + 1
 
 VOTERS = {  # by ensemble size
     1: "the shared model predicts alone",
@@ -56,13 +67,13 @@ class TrackRecord:
 
 @dataclass(frozen=True)
 class SharedModels:
-    """Shared models before training on the new data: their cells, their assignment, and the results of evaluation."""
+    """Shared models before training on the new data: cells, assignment, evaluation, and the results of all reviews."""
 
     clustering: Clustering
     assigned: Ints  # [c], position of the model that each client is assigned to
     mistakes: Tournament  # of every shared model on the new data of every client
     track_record: TrackRecord  # of all alarms until now
-    gain: EnsembleGain  # of private models until now
+    gain: EnsembleGain  # of private models over the shared one until now
 
     @property
     def models(self) -> Models:
@@ -83,7 +94,7 @@ class SharedModels:
     @cached_property
     def best(self) -> Ints:
         """[c], the position of the best model for each client; the assigned one if the client was not scored."""
-        return clustering.best_models(self.error, self.assigned)[0]
+        return clustering.find_best_models(self.error, self.assigned)[0]
 
     def get_model_id(self, client: int) -> int:
         """Return the id of the model that a client is assigned to."""
@@ -118,10 +129,11 @@ def list_contestants(
     contestants = np.full((N_REVIEWED, len(reviewed), 3), -1)
     for c in np.flatnonzero(shared.scored).tolist():
         assigned = position[shared.get_model_id(c)]
-        ensemble = private_models.list_ensemble(position, assigned, c) if get_private_id(TUNED, c) in position else []
+        has_private_models = get_private_id(TUNED, c) in position  # False for a client that has just joined
+        ensemble = private_models.list_ensemble(position, assigned, c) if has_private_models else []
         members = {SHARED_ONLY: ensemble[:1], WITH_TUNED: ensemble[:2], WITH_TUNED_AND_OWN: ensemble}
         members |= {BASELINE: [assigned], ALTERNATIVE: [assigned]}
-        if reviewed[c] and ensemble:
+        if reviewed[c] and has_private_models:
             stay = [position[i] for i in get_trial_ids(STAY, c)]
             new = [position[i] for i in get_trial_ids(NEW, c)]
             previous_id = int(previous_model[c])
@@ -146,6 +158,7 @@ def add_ensemble_gain(shared: SharedModels, result: Tournament) -> tuple[SharedM
     events = []
     if size != private_models.choose_ensemble_size(shared.gain):
         reason = f"from now on {VOTERS[size]}: so far, this would have been most accurate on average over the clients"
+        # An event needs a model, also one about all clients: the first.
         events.append(Event("decided", shared.models.ids[0], {"clients": [], "reason": reason}))
     return replace(shared, gain=gain), events
 
@@ -156,7 +169,7 @@ def review_alarms(
     reviewed: Bools,
     alarmed: Bools,
     previous_model: Ints,
-    outcome_z: float,
+    review_z: float,
     certain_z: float,
 ) -> tuple[SharedModels, list[Event]]:
     """Compare the alarms of the last time step with the new data, and return clients to their previous models.
@@ -169,7 +182,7 @@ def review_alarms(
         reviewed: [c], whether the client's last trial is reviewed.
         alarmed: [c], whether that trial raised an alarm.
         previous_model: [c], id of the model that the client left because of the alarm, -1 if it left none.
-        outcome_z: An alarm is confirmed if the alternative is ahead by more standard errors; it is contradicted if the
+        review_z: An alarm is confirmed if the alternative is ahead by more standard errors; it is contradicted if the
             alternative is behind by more.
         certain_z: A trial without an alarm counts as half a contradicted alarm if its alternative is behind by more
             standard errors.
@@ -192,10 +205,10 @@ def review_alarms(
             refuted_trials += 0.5 * (z < -certain_z)
             continue
         n_alarms += 1
-        n_confirmed += int(z > outcome_z)
-        n_contradicted += int(z < -outcome_z)
+        n_confirmed += int(z > review_z)
+        n_contradicted += int(z < -review_z)
         previous_id = int(previous_model[c])
-        if z < -outcome_z and previous_id in ids:
+        if z < -review_z and previous_id in ids:
             outcome = f"the new data contradict the alarm of the last time step ({format_p(-z)})"
             reason = f"{outcome}: the client returns from model {ids[assigned[c]]} to model {previous_id}"
             assigned[c] = cells[-1, c] = ids.index(previous_id)

@@ -49,8 +49,9 @@ class Trial:
         This is the largest of three: the lead, the lead and the rise combined, and the rise alone. The rise alone
         counts only if the lead is above `not_worse_z`.
         """
-        combined = (self.lead_z + self.rise_z) / math.sqrt(2)
-        return max(self.lead_z, combined, self.rise_z if self.lead_z > not_worse_z else -math.inf)
+        combined_z = (self.lead_z + self.rise_z) / math.sqrt(2)
+        rise_alone_z = self.rise_z if self.lead_z > not_worse_z else -math.inf
+        return max(self.lead_z, combined_z, rise_alone_z)
 
     def describe(self, not_worse_z: float) -> str:
         """Return the evidence as a sentence for an event."""
@@ -202,7 +203,11 @@ def _evaluate_trial(result: Tournament, client: int, other_is_best: bool, rise_z
 
 
 def raise_alarms(
-    trials: Mapping[int, Trial], n_scored: int, false_discovery_rate: float, switch_z: float, not_worse_z: float
+    trial_by_client: Mapping[int, Trial],
+    n_scored: int,
+    false_discovery_rate: float,
+    switch_z: float,
+    not_worse_z: float,
 ) -> list[int]:
     """Return the clients whose trials raise an alarm, in ascending order.
 
@@ -211,7 +216,7 @@ def raise_alarms(
     needs strong evidence, and each of many clients that drift at once needs less.
 
     Args:
-        trials: The trial of each client.
+        trial_by_client: The trial of each client.
         n_scored: Number of reachable clients with new data: the number of tests. Clients without a trial count as tests
             without an alarm.
         false_discovery_rate: Expected share of false alarms among those for new models.
@@ -219,11 +224,13 @@ def raise_alarms(
         not_worse_z: See `Trial.compute_evidence_z`.
     """
     evidence_z = {
-        c: trial.compute_evidence_z(not_worse_z) for c, trial in trials.items() if not trial.prefers_other_model
+        c: trial.compute_evidence_z(not_worse_z)
+        for c, trial in trial_by_client.items()
+        if not trial.prefers_other_model
     }
     p_values = sorted(compute_p(z) for z in evidence_z.values())
     passed = [p for k, p in enumerate(p_values, 1) if p <= false_discovery_rate * k / max(n_scored, 1)]
     largest_p = max(passed, default=-1.0)
     for_new_models = [c for c, z in evidence_z.items() if compute_p(z) <= largest_p]
-    for_moves = [c for c, trial in trials.items() if trial.prefers_other_model and trial.lead_z > switch_z]
+    for_moves = [c for c, trial in trial_by_client.items() if trial.prefers_other_model and trial.lead_z > switch_z]
     return sorted(for_new_models + for_moves)

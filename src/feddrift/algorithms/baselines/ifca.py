@@ -56,7 +56,7 @@ class IFCA:
 
     def _choose_models(self, models: Models, assigned: Ints, fed: Federation) -> Ints:
         """Return [c], the position of each client's best model; without new data, that of its present one."""
-        return clustering.best_models(fed.evaluate(models), assigned)[0]
+        return clustering.find_best_models(fed.evaluate(models), assigned)[0]
 
     def _assign_newest_data(self, state: State, assigned: Ints, fed: Federation) -> Clusters:
         """Let the newest data of each client train its model, and apply the memory to older data."""

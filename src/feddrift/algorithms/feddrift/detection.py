@@ -139,7 +139,7 @@ def detect_drift(method: DriftDetectionOptions, state: DriftState, fed: Federati
     loss = fed.evaluate(state.models, method.metric)  # l[c, m]
     loss = np.where(np.isin(state.models.ids, state.waiting), np.nan, loss)  # models in quarantine are not chosen
     tie_keys = [fed.key("ties", c) for c in range(fed.n_clients)] if method.ties == "random" else None
-    best, lowest = clustering.best_models(loss, state.votes.argmax(axis=1), tie_keys)
+    best, lowest = clustering.find_best_models(loss, state.votes.argmax(axis=1), tie_keys)
     is_first_score = fed.tau and not fed.counts[1:-1].any()  # the first scores of a trained model
     if is_first_score and method.test == "threshold" and method.metric == "error":
         _warn_if_noisy(method.delta, lowest, fed.counts[-1])

@@ -155,7 +155,7 @@ def choose_models(loss: Floats, levels: Floats, current: Ints, delta: float) -> 
     worse = loss - levels.T[:, None] > delta + TOLERANCE  # False for NaN
     suits: Bools = scored & (worse.sum(axis=2) == 0)
     drifted: Bools = (scored.sum(axis=1) > 0) & (suits.sum(axis=1) == 0)
-    best, lowest = clustering.best_models(np.where(suits | drifted[:, None], total, np.nan), current)
+    best, lowest = clustering.find_best_models(np.where(suits | drifted[:, None], total, np.nan), current)
     new_levels = loss[np.arange(len(loss)), best].T  # [g, c]
     return DetectionResult(best, lowest, drifted), np.where(np.isnan(new_levels), levels, new_levels)
 

@@ -227,7 +227,7 @@ def end_quarantines(method: DriftDetectionOptions, state: DriftState, fed: Feder
         return Clustering(state.models, state.w), state
     ids = state.models.ids
     loss = fed.evaluate(state.models, method.metric)
-    best, lowest = clustering.best_models(loss, state.votes.argmax(axis=1))
+    best, lowest = clustering.find_best_models(loss, state.votes.argmax(axis=1))
     present = [i for i in state.waiting if i in ids]
     founder = {i: int(np.flatnonzero((state.w.model == ids.index(i)).any(axis=0))[0]) for i in present}
     waiting = tuple(i for i, c in founder.items() if np.isnan(lowest[c]))

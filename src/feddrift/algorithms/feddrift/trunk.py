@@ -170,5 +170,5 @@ def _choose_merged_model(
     error = average_over_clients(fed.evaluate(candidates, metric)[members], fed.counts[-1, members])
     if np.isnan(error).any():  # no client has new data
         error = fed.cross_evaluate(candidates, np.repeat(data[:, :, None], len(options), axis=2), metric)[:, 0]
-    best, _ = clustering.best_models((error - discounts)[None], np.zeros(1, dtype=np.int64))
+    best, _ = clustering.find_best_models((error - discounts)[None], np.zeros(1, dtype=np.int64))
     return options[int(best[0])]

@@ -84,11 +84,11 @@ def find_server_folder(folder: Path) -> Path:
 def read_ports(server: Path) -> tuple[int, int]:
     """Return the port to which clients connect, and the SuperLink's own port behind the proxy."""
     text = (server / "nginx.conf").read_text()
-    outer = re.search(r"listen (?:\S+:)?([0-9]+) ssl;", text)
-    inner = re.search(r"proxy_pass https://127\.0\.0\.1:([0-9]+);", text)
-    if outer is None or inner is None:
+    public_port = re.search(r"listen (?:\S+:)?([0-9]+) ssl;", text)
+    superlink_port = re.search(r"proxy_pass https://127\.0\.0\.1:([0-9]+);", text)
+    if public_port is None or superlink_port is None:
         raise ConfigError(f"{server / 'nginx.conf'} must listen on a port with ssl, and pass to a port of 127.0.0.1")
-    return int(outer[1]), int(inner[1])
+    return int(public_port[1]), int(superlink_port[1])
 
 
 def read_proxy_address(server: Path) -> str:
@@ -147,7 +147,7 @@ def run_server(folder: Path, proxy: bool = True) -> None:
     server = find_server_folder(folder)
     require_key_confirmation(server)
     exclude_revoked_keys(server)
-    outer, inner = read_ports(server)
+    public_port, superlink_port = read_ports(server)
     commands = [build_superlink_command(server)]
     app_signature.sign_app(server)
     nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
@@ -155,17 +155,17 @@ def run_server(folder: Path, proxy: bool = True) -> None:
         raise ConfigError("nginx is not installed; without it (--no-proxy) only clients on this machine can connect")
     if proxy and nginx is not None:
         commands.append([nginx, "-p", str(server), "-c", str(server / "nginx.conf")])
-    unfinished_runs = _find_unfinished_runs(server / "state" / "superlink.db")
+    unfinished_runs = _find_unfinished_flower_runs(server / "state" / "superlink.db")
     with _run_processes(commands, build_environment(server)) as processes:
-        _wait_until(lambda: _can_connect(inner), "the SuperLink", processes)
+        _wait_until(lambda: _can_connect(superlink_port), "the SuperLink", processes)
         register_keys(server)
         for run_id in unfinished_runs:
             with suppress(DataError), _connect(server) as superlink:  # the SuperLink may have ended it already
                 superlink.stop_run(run_id)
         if proxy:
             address = read_proxy_address(server)
-            _wait_until(lambda: _can_connect(outer, address), "nginx", processes)
-        _log.info("clients can connect to port %d", outer if proxy else inner)
+            _wait_until(lambda: _can_connect(public_port, address), "nginx", processes)
+        _log.info("clients can connect to port %d", public_port if proxy else superlink_port)
         notifier = Notifier(server, Settings.read(server / "federation.toml").notify)
         with notifier.run_in_background(), rotate_in_background(server / "state" / "nginx.log"):
             end_reason = _wait_for_end(processes)
@@ -235,7 +235,7 @@ def _read_registered_keys(database: Path) -> dict[bytes, int | None]:
     return {key: None if status == "unregistered" else node % 2**64 for key, node, status in rows}  # stored as signed
 
 
-def _find_unfinished_runs(database: Path) -> list[int]:
+def _find_unfinished_flower_runs(database: Path) -> list[int]:
     """Return the runs that ended with the previous server; the SuperLink itself notices this only after a minute."""
     if not database.exists():
         return []

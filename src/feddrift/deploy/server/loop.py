@@ -147,19 +147,19 @@ def _run_steps(
             yield step
 
 
-def _archive_step(archive: Archive, time: int, file: Path) -> None:
+def _archive_step(archive: Archive, time_number: int, file: Path) -> None:
     """Archive a time step; if that fails, the federation continues, and the failure is logged and audited."""
     try:
-        archive.add_checkpoint(time, file)
+        archive.add_checkpoint(time_number, file)
     except DataError as error:
-        log_and_audit(archive.path.parents[1], Notice("archive", f"time {time}", None, str(error)))
+        log_and_audit(archive.path.parents[1], Notice("archive", f"time {time_number}", None, str(error)))
 
 
-def _redistribute_models(engine: Flower, state: State, tau: int, time: int) -> None:
+def _redistribute_models(engine: Flower, state: State, tau: int, time_number: int) -> None:
     """Send the clients the models of an earlier time; the next time step starts from these."""
     right, tested = engine.test(state, tau)
     accuracy = f"{100 * right.sum() / tested.sum():.2f} % accuracy on the new data" if tested.any() else "not tested"
-    _log.info("the clients use the models of time %d again: %s", time, accuracy)
+    _log.info("the clients use the models of time %d again: %s", time_number, accuracy)
 
 
 def _replace_reason(reason: str, events: Sequence[Event]) -> list[Event]:

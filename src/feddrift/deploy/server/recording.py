@@ -78,9 +78,9 @@ def add_missing_lines(record: RecordWriter, folder: Path, engine: Flower, resume
     clients = engine.roster.clients
     state = resume_point.state
     for c in range(record.sequence.n_clients, len(clients)):
-        record.write_line("client", t=record.sequence.steps, c=c, name=clients[c])
-    if state is not None and record.sequence.steps < resume_point.steps_done:
-        times = range(record.sequence.steps, resume_point.steps_done)
+        record.write_line("client", t=record.sequence.complete_steps, c=c, name=clients[c])
+    if state is not None and record.sequence.complete_steps < resume_point.steps_done:
+        times = range(record.sequence.complete_steps, resume_point.steps_done)
         for rows, events, test in read_past_steps(folder, clients, state, times, resume_point.untested, engine.counts):
             _add_empty_test(record)
             record.write_step(rows, events)
@@ -93,14 +93,16 @@ def add_missing_lines(record: RecordWriter, folder: Path, engine: Flower, resume
 def _add_empty_test(record: RecordWriter) -> None:
     """Write a test on no examples if the test of the last time step was lost."""
     sequence = record.sequence
-    if sequence.tested_steps < sequence.steps:
-        accuracy: list[Any] = [None] * sequence.last_clients
-        record.write_line("test", t=sequence.steps - 1, accuracy=accuracy, tested=[0] * sequence.last_clients)
+    if sequence.tested_steps < sequence.complete_steps:
+        accuracy: list[Any] = [None] * sequence.n_clients_of_last_step
+        record.write_line(
+            "test", t=sequence.complete_steps - 1, accuracy=accuracy, tested=[0] * sequence.n_clients_of_last_step
+        )
 
 
 def add_test(record: RecordWriter, step: Step) -> None:
     """Write the test of a time step; clients that joined after its training are left out."""
-    old = slice(record.sequence.last_clients)
+    old = slice(record.sequence.n_clients_of_last_step)
     tested = step.tested[old]
     scores = {name: values[old] for name, values in round_scores(step).items()}
     accuracy = np.where(tested > 0, step.accuracy[old], np.nan)

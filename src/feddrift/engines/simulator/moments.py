@@ -23,7 +23,7 @@ def next_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class MomentStore:
+class OptimizerStateStore:
     """Moments of the optimiser for all trunks, or all heads, that have trained in this time step.
 
     They remain in the stacks in which they were trained. Stacks are merged only if parts of several stacks train

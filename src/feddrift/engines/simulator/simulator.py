@@ -36,7 +36,7 @@ from feddrift.engines.simulator.lanes import (
     pad_models,
     runs_on_cpu,
 )
-from feddrift.engines.simulator.moments import MomentStore, PartName, name_parts
+from feddrift.engines.simulator.moments import OptimizerStateStore, PartName, name_parts
 from feddrift.engines.simulator.validation_plan import ValidationPlan, build_validation_plan
 from feddrift.engines.sparse_weights import Entries
 from feddrift.engines.worker import TrainingPlan, concatenate_updates, run_rounds_sequentially
@@ -249,8 +249,8 @@ class SimulatorWorker(InProcessWorker):
         super().__init__(engine, tau)
         self.order = np.zeros(len(engine.stream.y), dtype=np.int32)  # the rows of cells, shuffled before first use
         self.is_shuffled: Bools = np.zeros(self.known.counts.shape, dtype=bool)  # [t, c], the cells with shuffled rows
-        self.trunk_moments = MomentStore(engine.devices)
-        self.head_moments = MomentStore(engine.devices)
+        self.trunk_moments = OptimizerStateStore(engine.devices)
+        self.head_moments = OptimizerStateStore(engine.devices)
         self.last_losses: dict[PartName, float] = {}  # by trunk, its held-out loss at the last check (Local.patience)
 
     def save(self) -> Any:
