@@ -157,7 +157,7 @@ def test_alarms_are_counted(tmp_path: Path) -> None:
     assert text.endswith(
         "FedDrift-Auto raised 2 alarms and acted on 1 of them; later data confirmed 1 and contradicted 0."
     )
-    reviewed["cause"] |= {"alarms": 2}
+    reviewed = {**reviewed, "cause": {"clients": [], **review, "alarms": 2}}
     run = write_alarm_run(tmp_path / "open", [[False, False], [True, True], [False, False]], [ignored, reviewed])
     assert find_verdicts([run])[0].endswith("later data confirmed 1, contradicted 0 and left 1 undecided.")
     run = write_alarm_run(tmp_path / "none", [[False, False], [True, False]], [ignored])
