@@ -202,9 +202,13 @@ def split_cluster(similarity: Floats, gamma: float) -> Ints | None:
 
 
 def compute_distances(L: Floats) -> Floats:
-    """Compute D(i, j) = max(L_ij - L_ii, L_ji - L_jj, 0); infinite on the diagonal and for models without data."""
+    """Compute D(i, j) = max(L_ij - L_ii, L_ji - L_jj, 0); infinite on the diagonal and for models without data.
+
+    If a model was not scored on the data of the other one (NaN), because it is not sent to those clients, the score of
+    the other model on its data decides alone.
+    """
     excess = L - np.diag(L)[:, None]  # loss of model i on the data of j minus that on its own
-    D = np.maximum(np.maximum(excess, excess.T), 0)
+    D = np.maximum(np.fmax(excess, excess.T), 0)
     D[np.isnan(D)] = np.inf
     np.fill_diagonal(D, np.inf)
     return D

@@ -21,6 +21,7 @@ from feddrift.engines.conditions.conditions import IDEAL, Conditions, S
 from feddrift.engines.conditions.idle_models import find_idle_models
 from feddrift.engines.conditions.robust import AlarmFilter
 from feddrift.engines.conditions.routing import update_routing
+from feddrift.engines.conditions.unsupported_models import find_unsupported_models
 from feddrift.engines.server.engine import Engine
 from feddrift.engines.server.federation import TimeStep
 from feddrift.engines.simulator.lanes import start_devices
@@ -233,6 +234,8 @@ def run_steps(
         before = add_newcomers(state, fed.n_clients)
         if conditions.rest:
             fed.idle_models = find_idle_models(before, conditions.rest)
+        if conditions.limits_sharing:
+            fed.unsupported = find_unsupported_models(before, fed.counts, conditions.share_from)
         if conditions.defend:
             fed.alarm_filter = AlarmFilter(loop.alarm_times, fed.n_clients, tau)
         with explain_errors(algorithm, f"{name}.step at tau={tau}"):
@@ -246,6 +249,11 @@ def run_steps(
         if conditions.route != "none":
             state, routing = update_routing(before, state, loop.routing, fed, conditions.route)
             loop = replace(loop, routing=routing)
+        if state.router is not None and conditions.limits_sharing:
+            raise ConfigError(
+                f"share_from={conditions.share_from} does not work with {name}, whose router sends models to all "
+                "clients: leave out share_from, or choose another algorithm"
+            )
         if state.router is not None:
             fed.send_router(state.models, state.router)
         owner = dict(zip(state.models.ids, state.models.owner, strict=True))

@@ -454,6 +454,17 @@ class Federation(Protocol):
         """
         ...
 
+    def find_receivers(self, models: Models) -> Bools:
+        """Find the clients to which models may be sent: all, unless the condition `share_from` withholds some models.
+
+        Args:
+            models: The models.
+
+        Returns:
+            [c, m], True where client c may receive model m. Only its owner has True for a private model.
+        """
+        ...
+
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         """Initialise new models with the ids 0..n-1.
 
@@ -475,7 +486,8 @@ class Federation(Protocol):
         Returns:
             l[c, m], or with `by` l[c, m, g] for class or group g. NaN for clients that are unreachable or without new
             data, and for parts without rows. Idle models (condition `rest`) are scored only by clients whose new data
-            none of the other models fits; at other clients they have NaN.
+            none of the other models fits; at other clients they have NaN. So have models that the condition
+            `share_from` withholds from a client (`find_receivers`).
         """
         ...
 
@@ -501,9 +513,9 @@ class Federation(Protocol):
             per_client: If True, the data of each client are scored separately.
 
         Returns:
-            L[i, j], the score of model i on the data of model j; NaN if model j has no data at reachable clients, or if
-            one of the two is idle and has no data of time tau. With `per_client` an axis of clients follows, with `by`
-            an axis of classes or groups.
+            L[i, j], the score of model i on the data of model j, at the clients that may receive model i; NaN if model
+            j has no data at such reachable clients, or if one of the two is idle and has no data of time tau. With
+            `per_client` an axis of clients follows, with `by` an axis of classes or groups.
         """
         ...
 
@@ -581,8 +593,8 @@ class Federation(Protocol):
     def contest(self, models: Models, teams: Ints, held_by: Local | None = None) -> Tournament:
         """Compare the mistakes of models, or of ensembles of them, at each client.
 
-        A client takes part if it is reachable, has rows to test on, and has a model of every contestant. It sends only
-        counts.
+        A client takes part if it is reachable, has rows to test on, and may receive a model of every contestant. It
+        sends only counts.
 
         Args:
             models: The models. Private ones compete at their owner only.

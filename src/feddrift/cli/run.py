@@ -81,6 +81,7 @@ def run_algorithms(
     poison: Annotated[str | None, typer.Option(help=_get_help("poison"))] = None,
     defend: Annotated[bool, typer.Option("--defend", help=_get_help("defend"))] = False,
     rest: Annotated[int, typer.Option(help=_get_help("rest"))] = 0,
+    share_from: Annotated[int, typer.Option(help=_get_help("share_from"))] = 0,
     route: Annotated[str, typer.Option(help=_get_help("route"))] = "none",
     engine: Annotated[str, typer.Option(help=_get_help("engine"))] = "simulator",
     label: Annotated[str, typer.Option(help=_get_help("label"))] = "label",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feddrift import algorithms
+from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.flower.client.store import check_name
 from feddrift.engines.flower.server.connection import Roster
 from feddrift.engines.flower.server.exchange import WaitingRules
@@ -60,6 +61,11 @@ class Settings(BaseModel):
         default=0,
         ge=0,
         description="a model that is unused for this many time steps is sent only to clients with low accuracy; 0: off",
+    )
+    share_from: int = Field(
+        default=0,
+        ge=0,
+        description="a model is sent to all clients once this many have trained it, until then to fewer; 0: off",
     )
     route: Route = Field(
         default="none",
@@ -154,13 +160,19 @@ class Settings(BaseModel):
             )
         if settings.quorum > len(settings.clients):
             raise ConfigError(f"{source}: quorum must be in 1..{len(settings.clients)}, got {settings.quorum}")
-        _ = settings.waiting_rules, settings.local  # they check their values
+        _ = settings.waiting_rules, settings.local, settings.conditions  # they check their values
         return settings
 
     @property
     def local(self) -> Local:
         """Settings of local training."""
         return Local(self.rounds, self.steps, self.batch, self.lr, average=self.average, balance=self.balance)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions of the run."""
+        names = ("participation", "rest", "share_from", "route", "defend")
+        return Conditions(**{name: getattr(self, name) for name in names})
 
     @property
     def waiting_rules(self) -> WaitingRules:

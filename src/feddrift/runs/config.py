@@ -87,6 +87,13 @@ class RunConfig(BaseModel):
         description="time steps without use after which a model is scored only where all others score badly; "
         "0: always scored",
     )
+    share_from: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="number of clients that must have trained a model before it is sent to all; until then only they, "
+        "clients with such models, and badly served clients receive it; 0: off",
+    )
     route: Route = Field(
         default="none",
         description="row, running or batch: at a test, each input, the inputs so far or all inputs choose the voting "
@@ -128,7 +135,9 @@ class RunConfig(BaseModel):
         description="tables only: standardise numbers by mean and standard deviation of the first time step",
     )
 
-    @field_validator("seed", "rounds", "steps", "batch", "lr", "participation", "dropout", "rest", mode="before")
+    @field_validator(
+        "seed", "rounds", "steps", "batch", "lr", "participation", "dropout", "rest", "share_from", mode="before"
+    )
     @classmethod
     def _reject_bool(cls, value: Any) -> Any:
         if isinstance(value, bool):  # in Python, True is also the number 1
@@ -209,6 +218,7 @@ class RunConfig(BaseModel):
             trace=None if self.trace is None else read_trace(self.trace),
             garbage=poison.garbage,
             rest=self.rest,
+            share_from=self.share_from,
             route=self.route,
             defend=self.defend,
             lies=poison.behaviour,
@@ -258,7 +268,7 @@ class RunConfig(BaseModel):
             overrides["net"] = self.net
         if self.data_seed and (self.data_seed != "seed" or streams.is_synthetic(self.stream)):
             overrides["data_seed"] = self.data_seed
-        for name in ("participation", "dropout", "rest", "route", "defend"):
+        for name in ("participation", "dropout", "rest", "share_from", "route", "defend"):
             if getattr(self, name) != RunConfig.model_fields[name].default:
                 overrides[name] = getattr(self, name)
         if self.trace is not None:

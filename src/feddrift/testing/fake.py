@@ -91,6 +91,7 @@ class FakeFederation:
         last_tournament: The weights w and the parents of the last `tournament`.
         trained: The models, the weights w and the settings of the last `train`.
         rejected_alarms: [c], True for clients whose alarms `allowed` rejects; by default none.
+        withheld: By the id of a model, the clients that may not receive it; by default none.
 
     >>> from feddrift import algorithm
     >>> method = algorithm("FedDrift", delta=0.1)
@@ -126,6 +127,7 @@ class FakeFederation:
             self.counts = np.full((self.tau + 1, self.n_clients), 100)
         self.reachable: Bools = np.ones(self.n_clients, dtype=bool)
         self.rejected_alarms: Bools = np.zeros(self.n_clients, dtype=bool)
+        self.withheld: dict[int, list[int]] = {}
 
     if not TYPE_CHECKING:
 
@@ -142,6 +144,12 @@ class FakeFederation:
 
     def allowed(self, alarms: Bools) -> Bools:
         return np.asarray(alarms & ~self.rejected_alarms)
+
+    def find_receivers(self, models: Models) -> Bools:
+        receivers: Bools = np.ones((self.n_clients, len(models)), dtype=bool)
+        for m, i in enumerate(models.ids):
+            receivers[self.withheld.get(i, []), m] = False
+        return receivers
 
     def fresh(self, n: int = 1, distinct: bool = False) -> Models:
         return Models({"a": np.zeros((n, 1))}, tuple(range(n)))

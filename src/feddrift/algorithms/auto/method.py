@@ -148,10 +148,13 @@ class FedDriftAuto:
         ids = [i for i, owner in zip(state.models.ids, state.models.owner, strict=True) if owner < 0]
         models = private_models.select_by_id(state.models, ids)
         clusters = Clustering(models, Clusters(state.w.model.copy(), len(ids)))
-        contestants = np.repeat(np.arange(len(ids))[:, None, None], fed.n_clients, axis=1)  # each model by itself
-        mistakes = fed.contest(models, contestants)
+        assigned = find_current_assignment(clusters.w)
+        every_model = np.repeat(np.arange(len(ids))[:, None], fed.n_clients, axis=1)  # each model by itself
+        received = fed.find_receivers(models)
+        teams = np.where(received.T, every_model, assigned)  # in place of a withheld model the assigned one
+        mistakes = fed.contest(models, teams[:, :, None])
         record = TrackRecord(state.confirmed, state.contradicted)
-        return SharedModels(clusters, find_current_assignment(clusters.w), mistakes, record, state.ensemble_gain)
+        return SharedModels(clusters, assigned, mistakes, record, state.ensemble_gain, received)
 
     def review_last_step(self, state: AutoState, shared: SharedModels, fed: Federation) -> SharedModels:
         """Phase 2: review the ensembles and the last alarms on the new data, before any model is trained on them."""

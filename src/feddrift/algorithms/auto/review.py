@@ -74,6 +74,7 @@ class SharedModels:
     mistakes: Tournament  # of every shared model on the new data of every client
     track_record: TrackRecord  # of all alarms until now
     gain: EnsembleGain  # of private models over the shared one until now
+    received: Bools | None = None  # [c, m], whether the client received the model (`share_from`); None: all did
 
     @property
     def models(self) -> Models:
@@ -86,10 +87,11 @@ class SharedModels:
 
     @cached_property
     def error(self) -> Floats:
-        """[c, m], the error of each model on each client's new data; NaN for clients that were not scored."""
+        """[c, m], the error of each model on each client's new data; NaN for pairs that were not scored."""
         wrong = np.diagonal(self.mistakes.wrong, axis1=1, axis2=2)
         rows = self.mistakes.rows[:, None]
-        return np.asarray(np.divide(wrong, rows, out=np.full(wrong.shape, np.nan), where=rows > 0))
+        is_scored = rows > 0 if self.received is None else (rows > 0) & self.received
+        return np.asarray(np.divide(wrong, rows, out=np.full(wrong.shape, np.nan), where=is_scored))
 
     @cached_property
     def best(self) -> Ints:
@@ -244,7 +246,9 @@ def retire_abandoned_models(shared: SharedModels) -> SharedModels:
         np.array(unused), "no client is assigned to it, and at most one client ever was"
     )
     new_positions = np.cumsum(kept) - 1
-    return replace(shared, clustering=clusters, assigned=new_positions[shared.assigned], mistakes=mistakes)
+    received = None if shared.received is None else shared.received[:, kept]
+    assigned = new_positions[shared.assigned]
+    return replace(shared, clustering=clusters, assigned=assigned, mistakes=mistakes, received=received)
 
 
 def find_current_assignment(w: Clusters) -> Ints:

@@ -132,7 +132,8 @@ def _choose_merged_model(
     """Choose what replaces models i and j: their average, or the one of them with the lowest loss.
 
     They are evaluated on the new data that train the pair; if there are none, on all data that train it. A model of the
-    larger family wins unless it is worse by more than the allowance.
+    larger family wins unless it is worse by more than the allowance. If the condition `share_from` withholds one of
+    them from a client, nothing is compared, and the average wins if there is one.
 
     Args:
         models: All models.
@@ -163,6 +164,8 @@ def _choose_merged_model(
         average_family = a if a == b or family_size[a] == 1 else b
         options.insert(0, ("average", share[0] * only_i + share[1] * only_j, average_family))
         discounts.insert(0, 0.0)
+    if not fed.find_receivers(models)[:, [i, j]].all():  # they may not be compared at all clients of the pair
+        return options[0]
     ids = [trial_id if kept == "average" else int(kept) for kept, _, _ in options]
     families = [trial_id if kept == "average" and a != b else family for kept, _, family in options]
     candidates = mix(models, [shares for _, shares, _ in options], ids, families)

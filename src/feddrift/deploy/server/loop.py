@@ -28,7 +28,6 @@ from feddrift.deploy.server.recording import add_missing_lines, add_test, build_
 from feddrift.deploy.server.resume_point import RESTORED_MARKER, read_resume_point
 from feddrift.deploy.server.revocation_book import ServerRevocations
 from feddrift.deploy.settings import MAX_ARCHIVED_TIME_STEPS, Settings
-from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.flower.server.connection import Roster
 from feddrift.engines.flower.server.federation import Flower
 from feddrift.engines.server.federation import TimeStep
@@ -179,9 +178,6 @@ def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path)
         roster: The clients and their keys.
         folder: The folder `state` of the server.
     """
-    conditions = Conditions(
-        participation=settings.participation, rest=settings.rest, route=settings.route, defend=settings.defend
-    )
     engine = Flower(
         grid,
         roster,
@@ -189,7 +185,7 @@ def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path)
         settings.local,
         settings.seed,
         settings.waiting_rules,
-        conditions,
+        settings.conditions,
         settings.time_steps,
         explain=settings.explain,
     )
@@ -202,6 +198,7 @@ def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path)
         "local": settings.local.to_dict(),
         "participation": settings.participation,
         **({"rest": settings.rest} if settings.rest else {}),
+        **({"share_from": settings.share_from} if settings.share_from else {}),
         **({"route": settings.route} if settings.route != "none" else {}),
         **({"defend": True} if settings.defend else {}),
     }

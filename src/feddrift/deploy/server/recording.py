@@ -25,7 +25,8 @@ from feddrift.types import Algorithm
 
 def build_header(engine: Flower, algorithm: Algorithm, about: dict[str, Any]) -> dict[str, Any]:
     """Return the header of this federation's record."""
-    overrides = {name: getattr(engine.conditions, name) for name in ("participation", "rest", "route", "defend")}
+    names = ("participation", "rest", "share_from", "route", "defend")
+    overrides = {name: getattr(engine.conditions, name) for name in names}
     return {
         "stream": engine.roster.experiment,
         "algorithm": about.get("algorithm", type(algorithm).__name__),

@@ -1,4 +1,4 @@
-"""Conditions of a run that are off by default: dropout, Byzantine clients, robust aggregation, idle models, routing."""
+"""Conditions of a run, off by default: dropout, Byzantine clients, defence, models that few clients score, routing."""
 
 from feddrift._renamed import forward_names
 

@@ -1,4 +1,4 @@
-"""Conditions of a run: dropout, participation in rounds, Byzantine clients, idle models, routing, robust aggregation.
+"""Conditions of a run: dropout, participation in rounds, Byzantine clients, defence, idle models, sharing, routing.
 
 A client can be absent in two ways. A client without new data still trains on its earlier data. An unreachable client
 neither scores nor trains models, and no model is ever trained on the data that it receives meanwhile. In both cases
@@ -41,6 +41,7 @@ class Conditions:
     trace: Bools | None = None  # [t, c], true where a client is reachable
     garbage: tuple[int, ...] = ()  # clients that send noise instead of trained parameters
     rest: int = 0  # time steps without use after which a model is idle (see `idle_models`); 0: models are never idle
+    share_from: int = 0  # clients that train a model before all receive it (see `unsupported_models`); 0: off
     route: Route = "none"  # the rows from which a router chooses the votes at a test: see `routing`
     defend: bool = False  # whether the server limits the influence of each client: see `robust`
     lies: ByzantineBehaviour = NO_BYZANTINE_CLIENTS  # clients with false reports
@@ -52,8 +53,16 @@ class Conditions:
                 raise ConfigError(f"{name} must be a number, got {value!r}")
         if isinstance(self.rest, bool) or not isinstance(self.rest, int | np.integer) or self.rest < 0:
             raise ConfigError(f"rest must be a whole number of time steps, 0 for never, got {self.rest!r}")
+        is_whole = isinstance(self.share_from, int | np.integer) and not isinstance(self.share_from, bool)
+        if not is_whole or self.share_from < 0:
+            raise ConfigError(f"share_from must be a whole number of clients, 0 for off, got {self.share_from!r}")
         if self.route not in get_args(Route):
             raise ConfigError(f"route must be one of {', '.join(get_args(Route))}, got {self.route!r}")
+        if self.limits_sharing and self.route != "none":
+            raise ConfigError(
+                f"share_from={self.share_from} needs route=none, got route={self.route}: a router sends every model "
+                "that it chooses from to all clients"
+            )
         if self.trace is not None:
             trace = np.asarray(self.trace)
             if trace.ndim != 2 or not np.isin(trace, (0, 1)).all():
@@ -69,6 +78,11 @@ class Conditions:
             raise ConfigError(f"participation must be above 0 and at most 1, got {self.participation}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+    @property
+    def limits_sharing(self) -> bool:
+        """Whether models of few clients are withheld from other clients."""
+        return self.share_from > 1
 
     def draw_reachable(self, counts: Ints, seed: int) -> Bools:
         """Return [t, c], true where a client is reachable: from its first data on, unless it drops out.

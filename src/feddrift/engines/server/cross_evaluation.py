@@ -28,6 +28,7 @@ def get_part_axes(by: str | None, known: FederationInfo) -> tuple[int, ...]:
 
 def compute_cross_evaluation(
     score: Callable[[Ints], Iterator[CellScores]],
+    n_scored: int,
     entries: Entries,
     counts: Ints,
     parts: tuple[int, ...],
@@ -36,8 +37,9 @@ def compute_cross_evaluation(
     """Compute L[i, j], with a client axis if `per_client`, then an axis of parts if rows are divided.
 
     Args:
-        score: Scores all models on cells [cell, (t, c)].
-        entries: The weights w.
+        score: Scores the models i on cells [cell, (t, c)].
+        n_scored: The number of models i.
+        entries: The weights w of all models j.
         counts: [t, c], the number of rows.
         parts: The axis of the divided rows, from `get_part_axes`.
         per_client: Whether the data of each client are scored separately.
@@ -49,7 +51,7 @@ def compute_cross_evaluation(
     column = entries.m * n_clients + entries.c if per_client else entries.m
     n_columns = int(np.prod(column_axes))
     n_parts = parts[0] if parts else 1
-    L = np.zeros((n_models, n_columns, n_parts))
+    L = np.zeros((n_scored, n_columns, n_parts))
     share = np.zeros((len(cells), n_parts))  # [cell, part], the share of the cell's rows
     by_cell = np.argsort(cell_of_entry, kind="stable")  # the entries, sorted by cell
     for positions, sums, sizes in score(np.stack(np.divmod(cells, n_clients), axis=1)):
@@ -62,7 +64,7 @@ def compute_cross_evaluation(
         block = block[np.argsort(column[block], kind="stable")]  # by model, then by cell, as in all engines
         columns, begins = np.unique(column[block], return_index=True)
         index = np.searchsorted(positions, cell_of_entry[block])
-        for g, part_sums in enumerate(np.moveaxis(sums.reshape(n_models, len(positions), -1), 2, 0)):
+        for g, part_sums in enumerate(np.moveaxis(sums.reshape(n_scored, len(positions), -1), 2, 0)):
             means = (part_sums / n_rows)[:, index]
             L[:, columns, g] += np.add.reduceat(means * weight[block], begins, axis=1)
     scored = (share.sum(axis=1) > 0)[cell_of_entry]
@@ -71,4 +73,4 @@ def compute_cross_evaluation(
     shares = share[cell_of_entry[scored]].T
     rows = np.stack([np.bincount(column, weight * part_share, n_columns) for part_share in shares], axis=1)
     with np.errstate(invalid="ignore"):  # a model without data: 0 / 0
-        return np.asarray(L / rows).reshape(n_models, *column_axes, *parts)
+        return np.asarray(L / rows).reshape(n_scored, *column_axes, *parts)

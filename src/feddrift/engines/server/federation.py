@@ -15,6 +15,7 @@ from feddrift.averaging import average_updates
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.conditions.idle_models import find_badly_served_clients
 from feddrift.engines.conditions.robust import AlarmFilter, RobustWorker, compute_client_median
+from feddrift.engines.conditions.unsupported_models import UnsupportedModels
 from feddrift.engines.server.cross_evaluation import compute_cross_evaluation, get_part_axes
 from feddrift.engines.server.feature_statistics import check_layer_width
 from feddrift.engines.server.traffic import Traffic
@@ -81,6 +82,8 @@ class TimeStep:
         self._store = store
         self.round = 0  # rounds trained so far
         self.idle_models: frozenset[int] = frozenset()  # ids of models that only badly served clients score
+        self.unsupported: UnsupportedModels | None = None  # models that only some clients receive; None: no limit
+        self._candidates: Bools | None = None  # [c], clients that receive all unsupported models, once they are known
         self.alarm_filter: AlarmFilter | None = None  # decides which alarms are accepted; None: all
         self._traffic = Traffic(self.n_clients)
         self._losses: dict[int, Floats] = {}  # by id of a model: [c], its error before any training
@@ -142,6 +145,18 @@ class TimeStep:
 
     def allowed(self, alarms: Bools) -> Bools:
         return alarms.copy() if self.alarm_filter is None else self.alarm_filter.accept(alarms)
+
+    def find_receivers(self, models: Models) -> Bools:
+        receivers: Bools = np.ones((self.n_clients, len(models)), dtype=bool)
+        for m in np.flatnonzero(models.private):
+            receivers[:, m] = np.arange(self.n_clients) == models.owner[m]
+        for m in np.flatnonzero(self._find_unsupported(models)):
+            assert self.unsupported is not None
+            if self._candidates is None:
+                self._candidates = self._find_candidates(self.unsupported)
+            receivers[:, m] = self._candidates
+            receivers[self.unsupported.holders[models.ids[m]], m] = True
+        return receivers
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
         _check_metric(metric)
@@ -209,10 +224,19 @@ class TimeStep:
             )
             return L
         entries = entries.select((self.counts[entries.t, entries.c] > 0) & self.reachable[entries.c])
-        self._traffic.add_scoring(np.unique(entries.c), models)
         use_median = self._conditions.defend and not per_client
-        score = partial(score_cells, self.worker, models, metric=metric, max_rows=MAX_SCORED_ROWS, by=by)
-        L = compute_cross_evaluation(score, entries, self.counts, parts, per_client or use_median)
+        client_axis = (self.n_clients,) if per_client or use_median else ()
+        L = np.full((len(models), len(models), *client_axis, *parts), np.nan)
+        for positions, clients in self._group_by_receivers(models):
+            part = _take_positions(models, positions)
+            sent = entries if clients is None else entries.select(np.isin(entries.c, clients))
+            if not len(sent.t) and clients is not None:
+                continue
+            self._traffic.add_scoring(np.unique(sent.c), part)
+            score = partial(score_cells, self.worker, part, metric=metric, max_rows=MAX_SCORED_ROWS, by=by)
+            L[positions] = compute_cross_evaluation(
+                score, len(part), sent, self.counts, parts, per_client or use_median
+            )
         return compute_client_median(L) if use_median else L
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
@@ -283,6 +307,9 @@ class TimeStep:
         owner = np.append(np.array(models.owner, dtype=np.int64), -1)[teams]
         if ((owner >= 0) & (owner != np.arange(self.n_clients)[:, None])).any():
             raise ConfigError("a private model competes at its owner only: give other clients -1")
+        if self._find_unsupported(models).any():
+            receives = np.column_stack([self.find_receivers(models), np.zeros(self.n_clients, dtype=bool)])
+            teams = np.where(receives[np.arange(self.n_clients)[:, None], teams], teams, -1)
         if held_by is not None and not held_by.hold_out:
             raise ConfigError("held_by must hold something out: give it the hold_out that the models were trained with")
         n_rows = self.counts[self.tau] - (held_by is not None)  # a single row cannot be held out
@@ -329,12 +356,15 @@ class TimeStep:
     def progress(self) -> dict[str, Any]:
         """Return the state that the rest of this time step depends on, for a checkpoint."""
         progress = {"round": self.round, "losses": list(self._losses.items()), "moments": self.worker.save()}
+        if self._candidates is not None:
+            progress["candidates"] = self._candidates
         return progress | self._traffic.save()
 
     def restore(self, progress: dict[str, Any]) -> None:
         """Restore a state that `progress` returned."""
         self.round = progress["round"]
         self._losses = dict(progress["losses"])
+        self._candidates = progress.get("candidates")
         self._traffic.load(progress)
         self.worker.load(progress if "reachable" in progress else progress["moments"])  # of version 0.1
 
@@ -374,13 +404,14 @@ class TimeStep:
     def _assign_scorers(self, models: Models) -> Iterator[tuple[Models, Ints, Ints]]:
         """Yield groups of models, their positions, and the clients that score them.
 
-        All clients with new data score shared models. Only its owner scores a private model, and only badly served
-        clients score idle models, which come last.
+        All clients with new data score shared models. Only its owner scores a private model, only its receivers score
+        an unsupported one, and only badly served clients score idle models, which come last.
         """
         clients = self._find_scoring_clients()
         owner = np.array(models.owner, dtype=np.int64)
         idle = self._find_idle(models)
-        active = np.flatnonzero(~idle)
+        unsupported = self._find_unsupported(models)
+        active = np.flatnonzero(~idle & ~unsupported)
         can_score = np.isin(np.arange(self.n_clients), clients)
         for group, places in iterate_groups(owner[active] + 1):  # 0: shared
             positions = active[places]
@@ -390,15 +421,54 @@ class TimeStep:
                 yield part, positions, clients
             elif can_score[group - 1]:
                 yield _take_positions(models, positions), positions, np.array([group - 1])
+        if unsupported.any():
+            limited = np.flatnonzero(unsupported & ~idle)
+            for places, receivers in self._group_by_receivers(_take_positions(models, limited)):
+                scorers = np.intersect1d(clients, receivers)
+                if len(scorers):
+                    part = _take_positions(models, limited[places])
+                    self._traffic.add_scoring(scorers, part)
+                    yield part, limited[places], scorers
         if idle.any():
             shared = np.flatnonzero((owner < 0) & ~idle)
             if len(shared):
-                clients = find_badly_served_clients(self.worker, _take_positions(models, shared), clients, self.tau)
+                holders = {} if self.unsupported is None else self.unsupported.holders
+                known = _take_positions(models, shared)
+                clients = find_badly_served_clients(self.worker, known, clients, self.tau, holders)
             if len(clients):
                 positions = np.flatnonzero(idle)
                 part = _take_positions(models, positions)
                 self._traffic.add_scoring(clients, part)
                 yield part, positions, clients
+
+    def _group_by_receivers(self, models: Models) -> Iterator[tuple[Ints, Ints | None]]:
+        """Yield positions of models with the same receivers, and these clients; None: all clients."""
+        unsupported = self._find_unsupported(models)
+        if not unsupported.all() or not len(models):
+            yield np.flatnonzero(~unsupported), None
+        if unsupported.any():
+            limited = np.flatnonzero(unsupported)
+            receivers = self.find_receivers(models)[:, limited]
+            distinct, group_of_model = np.unique(receivers, axis=1, return_inverse=True)
+            for group, places in iterate_groups(group_of_model.reshape(-1)):
+                yield limited[places], np.flatnonzero(distinct[:, group])
+
+    def _find_candidates(self, unsupported: UnsupportedModels) -> Bools:
+        """Return [c], true for holders of an unsupported model and for badly served clients."""
+        clients = self._find_scoring_clients()
+        candidates: Bools = np.isin(np.arange(self.n_clients), np.concatenate([*unsupported.holders.values()]))
+        known = _take_positions(unsupported.shared, np.flatnonzero(~self._find_idle(unsupported.shared)))
+        supported = np.flatnonzero(~np.isin(known.ids, list(unsupported.holders)))
+        self._traffic.add_scoring(clients, _take_positions(known, supported))
+        others = clients[~candidates[clients]]
+        candidates[find_badly_served_clients(self.worker, known, others, self.tau, unsupported.holders)] = True
+        return candidates
+
+    def _find_unsupported(self, models: Models) -> Bools:
+        """Return [m], true for unsupported models."""
+        if self.unsupported is None or not self.unsupported.holders:
+            return np.zeros(len(models), dtype=bool)
+        return np.isin(models.ids, list(self.unsupported.holders)) & ~models.private
 
     def _find_idle(self, models: Models) -> Bools:
         """Return [m], true for idle models."""

@@ -1,0 +1,195 @@
+"""Measure the condition `share_from`: what it costs, who receives models of one client, and what these reveal.
+
+`python experiments/share_from.py measure` repeats the measurement (about half an hour) and writes
+results/share_from/measured.json. Without `measure` the tables of docs/faults-measured.md are written from that file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import feddrift as fd
+from feddrift.engines.conditions.unsupported_models import find_unsupported_models
+from feddrift.engines.server.federation import TimeStep
+from feddrift.models import get_params
+from feddrift.nets import default_net
+from feddrift.reports.summary import compute_interval
+from feddrift.simulation import add_newcomers, run_steps
+from feddrift.types import Floats, Ints, Models, State
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "share_from" / "measured.json"
+PAGE = ROOT / "docs" / "faults-measured.md"
+FIRST, LAST = "<!-- measured: written by experiments/share_from.py -->\n", "<!-- end of share_from -->\n"
+
+FASHION = "fashion-swap-sudden:components=32"
+STREAMS = {"sine-2": range(2, 7), "sea-4": range(2, 7), FASHION: range(2, 5)}  # the data seeds
+METHODS = ("FedDrift", "FedDrift-Auto")
+
+# The attack: 30 inputs, 60 rows at each client and time step, and a tenth of the labels is wrong.
+ATTACK_SEEDS = range(10)
+INPUTS, ROWS, HELD_OUT, CLIENTS = 30, 60, 2_000, 10
+DRIFT, FOLLOW, STEPS = 3, 5, 7  # client 0 reaches the second concept at DRIFT, client 1 at FOLLOW
+WRONG = 0.1
+
+
+@dataclass
+class Sends:
+    """Models of one client, and the clients that received them while they were such models."""
+
+    tau: int = 0
+    single: dict[int, Ints] = field(default_factory=dict)  # by id, the clients that have the model
+    known: frozenset[int] = frozenset()  # ids of the models before the time step
+    received: dict[tuple[int, ...], set[int]] = field(default_factory=dict)  # by model: clients other than its own
+    total: int = 0  # sends of a model to a client, for scoring
+
+    def add(self, clients: Ints, models: Models) -> None:
+        """Count models that are sent to clients for scoring."""
+        self.total += len(clients) * len(models)
+        for i, owner in zip(models.ids, models.owner, strict=True):
+            if i in self.single and owner < 0:
+                others = set(clients.tolist()) - set(self.single[i].tolist())
+                self.received[0, i] = self.received.get((0, i), set()) | others
+            elif i not in self.known and owner < 0 and self.tau:  # the candidate of a founder, at founders only
+                found = self.received.setdefault((1, self.tau, i), set())
+                found |= set(clients.tolist())
+
+
+class LoggedEngine:
+    """A simulator that reports what is sent for scoring."""
+
+    def __init__(self, stream: fd.Stream, conditions: fd.Conditions) -> None:
+        self._engine = fd.engines.engine("simulator")(stream, default_net(stream), stream.local, 0, conditions)
+        self.sends = Sends()
+        self.state: State | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def at(self, tau: int) -> TimeStep:
+        """Return the federation of a time step, whose traffic is also counted here."""
+        fed = self._engine.at(tau)
+        self.sends.tau = tau
+        if self.state is not None:
+            before = add_newcomers(self.state, fed.n_clients)
+            self.sends.single = dict(find_unsupported_models(before, fed.counts, 2).holders)
+            self.sends.known = frozenset(before.models.ids)
+            for i in self.sends.single:
+                self.sends.received.setdefault((0, i), set())
+        count = fed._traffic.add_scoring
+
+        def add_scoring(clients: Ints, models: Models) -> None:
+            self.sends.add(clients, models)
+            count(clients, models)
+
+        fed._traffic.add_scoring = add_scoring  # type: ignore[method-assign]
+        return fed
+
+
+def run_logged(stream: fd.Stream, name: str, share_from: int) -> tuple[list[fd.Step], Sends]:
+    """Run a method on a stream; return its steps, and what was sent for scoring."""
+    engine = LoggedEngine(stream, fd.Conditions(share_from=share_from))
+    steps = []
+    for step in run_steps(engine, fd.algorithm(name, stream)):  # type: ignore[arg-type]
+        engine.state = step.state
+        steps.append(step)
+    return steps, engine.sends
+
+
+def measure_cost(name: str, stream: str, seed: int, share_from: int) -> dict[str, Any]:
+    """Return accuracy, sends and receivers of one run."""
+    data = fd.stream(stream, data_seed=seed)
+    steps, sends = run_logged(data, name, share_from)
+    others = {key: len(clients) for key, clients in sends.received.items()}
+    candidates = [n - 1 for key, n in others.items() if key[0] == 1]
+    return {
+        "stream": stream,
+        "algorithm": name,
+        "data_seed": seed,
+        "share_from": share_from,
+        "accuracy": 100 * float(np.mean([np.nanmean(step.accuracy) for step in steps])),
+        "sent_scoring": float(sum(step.sent_scoring.sum() for step in steps)),
+        "models": int((~steps[-1].state.models.private).sum()),
+        "clients": data.n_clients,
+        "receivers": [n for key, n in others.items() if key[0] == 0],  # by model of one client: other clients
+        "receivers_of_candidates": candidates,
+    }
+
+
+def build_attacked_stream(seed: int) -> tuple[fd.Stream, fd.Stream]:
+    """Return a stream in which client 0 reaches the second concept before client 1, and held-out rows of both."""
+    rng = np.random.default_rng(seed)
+    rules = rng.normal(size=(2, INPUTS))
+
+    def draw(t: int, c: int, n: int) -> tuple[Floats, Ints]:
+        x = rng.normal(size=(n, INPUTS)).astype(np.float32)
+        concept = int((c == 0 and t >= DRIFT) or (c == 1 and t >= FOLLOW))
+        y = (x @ rules[concept] > 0).astype(np.int64)
+        return x, np.where(rng.random(n) < WRONG, 1 - y, y)
+
+    def build(n: int) -> fd.Stream:
+        return fd.Stream.from_arrays([[draw(t, c, n) for c in range(CLIENTS)] for t in range(STEPS + 1)])
+
+    return build(ROWS), build(HELD_OUT)
+
+
+def compute_losses(models: Models, m: int, x: Floats, y: Ints, net: fd.Net) -> Floats:
+    """Return the cross-entropy of each row with the model at position m."""
+    logits = np.asarray(net.apply(get_params(models, m), x), dtype=np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    return np.asarray(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y])
+
+
+def compute_auc(member: Floats, other: Floats) -> float:
+    """Return the probability that the loss of a training row is below that of another row."""
+    below = member[:, None] < other[None]
+    equal = member[:, None] == other[None]
+    return float((below + 0.5 * equal).mean())
+
+
+def measure_attack(name: str, seed: int, share_from: int) -> dict[str, Any]:
+    """Return the AUC of the attack on each shared model by the number of its clients, and who received such models.
+
+    The attack distinguishes the rows of a client that the last time step trained the model on from other rows of the
+    same client and concept. The attacker needs the model only.
+    """
+    stream, held_out = build_attacked_stream(seed)
+    net = default_net(stream)
+    steps, sends = run_logged(stream, name, share_from)
+    found: dict[int, list[float]] = {}
+    for step in steps:
+        w = step.state.w
+        for m in np.flatnonzero(~step.state.models.private):
+            clients = np.unique(np.nonzero(w.model == m)[1])
+            for c in np.flatnonzero(w.model[-1] == m):
+                rows, others = (
+                    compute_losses(step.state.models, m, *part.cell(step.tau, c), net) for part in (stream, held_out)
+                )
+                found.setdefault(len(clients), []).append(compute_auc(rows, others))
+    return {
+        "algorithm": name,
+        "seed": seed,
+        "share_from": share_from,
+        "auc": {str(n): float(np.mean(values)) for n, values in sorted(found.items())},
+        "accuracy": 100 * float(np.mean([np.nanmean(step.accuracy) for step in steps])),
+        "receivers": [len(clients) for key, clients in sends.received.items() if key[0] == 0],
+    }
+
+
+if __name__ == "__main__":
+    for name in METHODS:
+        for seed in range(4):
+            for k in (0, 2):
+                print(measure_attack(name, seed, k), flush=True)
+    for stream in ("sine-2", "sea-4"):
+        for name in METHODS:
+            for seed in STREAMS[stream]:
+                for k in (0, 2):
+                    print(measure_cost(name, stream, seed, k), flush=True)
