@@ -21,7 +21,6 @@ from feddrift.engines.conditions.conditions import IDEAL, Conditions, S
 from feddrift.engines.conditions.idle_models import find_idle_models
 from feddrift.engines.conditions.robust import AlarmFilter
 from feddrift.engines.conditions.routing import update_routing
-from feddrift.engines.conditions.unsupported_models import find_unsupported_models
 from feddrift.engines.server.engine import Engine
 from feddrift.engines.server.federation import TimeStep
 from feddrift.engines.simulator.lanes import start_devices
@@ -63,6 +62,7 @@ class LoopState:
 
     routing: Routing | None = None  # of the condition `route`
     alarm_times: Ints | None = None  # [c], time step of the last accepted alarm, of the condition `defend`
+    served: Floats | None = None  # see `SharingLimits`, of the condition `share_from`
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are set, for a checkpoint."""
@@ -235,7 +235,7 @@ def run_steps(
         if conditions.rest:
             fed.idle_models = find_idle_models(before, conditions.rest)
         if conditions.limits_sharing:
-            fed.unsupported = find_unsupported_models(before, fed.counts, conditions.share_from)
+            fed.limit_sharing(before, loop.served)
         if conditions.defend:
             fed.alarm_filter = AlarmFilter(loop.alarm_times, fed.n_clients, tau)
         with explain_errors(algorithm, f"{name}.step at tau={tau}"):
@@ -246,6 +246,8 @@ def run_steps(
         check_state(state, before, fed, f"{name}.step at tau={tau}")
         if fed.alarm_filter is not None:
             loop = replace(loop, alarm_times=fed.alarm_filter.last_times)
+        if fed.sharing is not None:
+            loop = replace(loop, served=fed.sharing.served)
         if conditions.route != "none":
             state, routing = update_routing(before, state, loop.routing, fed, conditions.route)
             loop = replace(loop, routing=routing)

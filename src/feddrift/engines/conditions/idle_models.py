@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import numpy as np
 
 from feddrift.engines.worker import MAX_SCORED_ROWS, Worker
-from feddrift.models import take
 from feddrift.types import Bools, Clusters, Floats, Ints, Models, State, Votes
 
 BADLY_SERVED_Z = 2.0  # standard errors by which the error of a client's best model must have risen
@@ -32,10 +29,8 @@ def find_idle_models(state: State, n_steps: int) -> frozenset[int]:
     return frozenset(np.asarray(state.models.ids)[is_idle].tolist())
 
 
-def find_badly_served_clients(
-    worker: Worker, models: Models, clients: Ints, tau: int, holders: Mapping[int, Ints]
-) -> Ints:
-    """Return the badly served clients, which also score idle models and those of few clients.
+def find_badly_served_clients(worker: Worker, models: Models, clients: Ints, tau: int) -> Ints:
+    """Return the badly served clients, which score the idle models, too.
 
     A client is badly served if its best model has a higher error on the new data than on the last earlier data
     by more than `BADLY_SERVED_Z` standard errors of the difference. Clients without earlier data are badly served. The
@@ -46,7 +41,6 @@ def find_badly_served_clients(
         models: The models that are not idle.
         clients: The clients with new data.
         tau: The time step.
-        holders: By the id of a model that other clients do not receive, the clients that have it.
     """
     counts = worker.known.counts
     earlier_times = [np.flatnonzero(counts[:tau, c]) for c in clients]
@@ -54,37 +48,34 @@ def find_badly_served_clients(
     newcomers = clients[last_times < 0]
     clients = clients[last_times >= 0]
     last_times = last_times[last_times >= 0]
-    new, n_new = _measure_errors(worker, models, np.stack([np.full_like(clients, tau), clients], axis=1), None, holders)
-    old, n_old = _measure_errors(worker, models, np.stack([last_times, clients], axis=1), MAX_SCORED_ROWS, holders)
+    new, n_new = _measure_errors(worker, models, np.stack([np.full_like(clients, tau), clients], axis=1), None)
+    old, n_old = _measure_errors(worker, models, np.stack([last_times, clients], axis=1), MAX_SCORED_ROWS)
     best = np.arange(len(clients)), np.where(np.isnan(new), np.inf, new).argmin(axis=1)
     new = new[best]
     old = old[best]
+    return np.sort(np.concatenate([newcomers, clients[has_risen(new, n_new, old, n_old)]]))
+
+
+def has_risen(new: Floats, n_new: Floats, old: Floats, n_old: Floats) -> Bools:
+    """Return whether errors rose by more than `BADLY_SERVED_Z` standard errors; false for NaN, an unknown error.
+
+    Args:
+        new: The new errors.
+        n_new: The numbers of rows that they were measured on.
+        old: The earlier errors.
+        n_old: The numbers of rows of these.
+    """
     pooled_error = (new * n_new + old * n_old) / (n_new + n_old)
     standard_error = np.sqrt(pooled_error * (1 - pooled_error) * (1 / n_new + 1 / n_old))
-    badly_served = new - old > BADLY_SERVED_Z * standard_error  # false for NaN, the error of a client without a reply
-    return np.sort(np.concatenate([newcomers, clients[badly_served]]))
+    return np.asarray(new - old > BADLY_SERVED_Z * standard_error)
 
 
-def _measure_errors(
-    worker: Worker, models: Models, cells: Ints, max_rows: int | None, holders: Mapping[int, Ints]
-) -> tuple[Floats, Floats]:
+def _measure_errors(worker: Worker, models: Models, cells: Ints, max_rows: int | None) -> tuple[Floats, Floats]:
     """Return the errors [cell, m], NaN without a reply, and the number of scored rows of each cell."""
     errors = np.full((len(cells), len(models)), np.nan)
     sizes = np.ones(len(cells))
-    for positions, places in _assign_cells(models, cells, holders):
-        subset = take(models, positions, [models.ids[m] for m in positions])
-        for scored, sums, rows in worker.score(subset, cells[places], "error", max_rows):
-            errors[np.ix_(places[scored], positions)] = (sums / rows).T
-            sizes[places[scored]] = rows
+    if len(cells):
+        for scored, sums, rows in worker.score(models, cells, "error", max_rows):
+            errors[scored] = (sums / rows).T
+            sizes[scored] = rows
     return errors, sizes
-
-
-def _assign_cells(models: Models, cells: Ints, holders: Mapping[int, Ints]) -> Iterator[tuple[Ints, Ints]]:
-    """Yield positions of models, and the positions of the cells on which these models may be scored."""
-    is_limited = np.isin(models.ids, list(holders))
-    if len(cells) and not is_limited.all():
-        yield np.flatnonzero(~is_limited), np.arange(len(cells))
-    for m in np.flatnonzero(is_limited):
-        places = np.flatnonzero(np.isin(cells[:, 1], holders[models.ids[m]]))
-        if len(places):
-            yield np.array([m]), places

@@ -15,7 +15,7 @@ from feddrift.averaging import average_updates
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.conditions.idle_models import find_badly_served_clients
 from feddrift.engines.conditions.robust import AlarmFilter, RobustWorker, compute_client_median
-from feddrift.engines.conditions.unsupported_models import UnsupportedModels
+from feddrift.engines.conditions.unsupported_models import SharingLimits, find_holders, limit_sharing
 from feddrift.engines.server.cross_evaluation import compute_cross_evaluation, get_part_axes
 from feddrift.engines.server.feature_statistics import check_layer_width
 from feddrift.engines.server.traffic import Traffic
@@ -46,6 +46,7 @@ from feddrift.types import (
     Projection,
     Router,
     Start,
+    State,
     Tournament,
     Updates,
     Votes,
@@ -82,8 +83,7 @@ class TimeStep:
         self._store = store
         self.round = 0  # rounds trained so far
         self.idle_models: frozenset[int] = frozenset()  # ids of models that only badly served clients score
-        self.unsupported: UnsupportedModels | None = None  # models that only some clients receive; None: no limit
-        self._candidates: Bools | None = None  # [c], clients that receive all unsupported models, once they are known
+        self.sharing: SharingLimits | None = None  # the models that only some clients receive; None: all receive all
         self.alarm_filter: AlarmFilter | None = None  # decides which alarms are accepted; None: all
         self._traffic = Traffic(self.n_clients)
         self._losses: dict[int, Floats] = {}  # by id of a model: [c], its error before any training
@@ -146,16 +146,27 @@ class TimeStep:
     def allowed(self, alarms: Bools) -> Bools:
         return alarms.copy() if self.alarm_filter is None else self.alarm_filter.accept(alarms)
 
+    def limit_sharing(self, state: State, served: Floats | None) -> None:
+        """Find the models that only some clients receive in this time step, and these clients (`share_from`).
+
+        Args:
+            state: The state before the time step.
+            served: `SharingLimits.served` of the last time step.
+        """
+        holders = find_holders(state, self.counts, self._conditions.share_from)
+        models = _take_positions(state.models, np.flatnonzero(~state.models.private & ~self._find_idle(state.models)))
+        clients = self._find_scoring_clients()
+        supported = np.flatnonzero(~np.isin(models.ids, list(holders)))
+        self._traffic.add_scoring(clients, _take_positions(models, supported))
+        self.sharing = limit_sharing(self.worker, models, holders, clients, self.tau, served)
+
     def find_receivers(self, models: Models) -> Bools:
         receivers: Bools = np.ones((self.n_clients, len(models)), dtype=bool)
         for m in np.flatnonzero(models.private):
             receivers[:, m] = np.arange(self.n_clients) == models.owner[m]
-        for m in np.flatnonzero(self._find_unsupported(models)):
-            assert self.unsupported is not None
-            if self._candidates is None:
-                self._candidates = self._find_candidates(self.unsupported)
-            receivers[:, m] = self._candidates
-            receivers[self.unsupported.holders[models.ids[m]], m] = True
+        if self.sharing is not None:
+            for m in np.flatnonzero(self._find_unsupported(models)):
+                receivers[:, m] = self.sharing.find_receivers(models.ids[m])
         return receivers
 
     def evaluate(self, models: Models, metric: Metric = "error", by: Parting | None = None) -> Floats:
@@ -356,15 +367,16 @@ class TimeStep:
     def progress(self) -> dict[str, Any]:
         """Return the state that the rest of this time step depends on, for a checkpoint."""
         progress = {"round": self.round, "losses": list(self._losses.items()), "moments": self.worker.save()}
-        if self._candidates is not None:
-            progress["candidates"] = self._candidates
+        if self.sharing is not None:
+            progress["sharing"] = {"candidates": self.sharing.candidates, "served": self.sharing.served}
         return progress | self._traffic.save()
 
     def restore(self, progress: dict[str, Any]) -> None:
         """Restore a state that `progress` returned."""
         self.round = progress["round"]
         self._losses = dict(progress["losses"])
-        self._candidates = progress.get("candidates")
+        if self.sharing is not None:
+            self.sharing = replace(self.sharing, **progress["sharing"])
         self._traffic.load(progress)
         self.worker.load(progress if "reachable" in progress else progress["moments"])  # of version 0.1
 
@@ -430,11 +442,9 @@ class TimeStep:
                     self._traffic.add_scoring(scorers, part)
                     yield part, limited[places], scorers
         if idle.any():
-            shared = np.flatnonzero((owner < 0) & ~idle)
+            shared = np.flatnonzero((owner < 0) & ~idle & ~unsupported)
             if len(shared):
-                holders = {} if self.unsupported is None else self.unsupported.holders
-                known = _take_positions(models, shared)
-                clients = find_badly_served_clients(self.worker, known, clients, self.tau, holders)
+                clients = find_badly_served_clients(self.worker, _take_positions(models, shared), clients, self.tau)
             if len(clients):
                 positions = np.flatnonzero(idle)
                 part = _take_positions(models, positions)
@@ -453,22 +463,11 @@ class TimeStep:
             for group, places in iterate_groups(group_of_model.reshape(-1)):
                 yield limited[places], np.flatnonzero(distinct[:, group])
 
-    def _find_candidates(self, unsupported: UnsupportedModels) -> Bools:
-        """Return [c], true for holders of an unsupported model and for badly served clients."""
-        clients = self._find_scoring_clients()
-        candidates: Bools = np.isin(np.arange(self.n_clients), np.concatenate([*unsupported.holders.values()]))
-        known = _take_positions(unsupported.shared, np.flatnonzero(~self._find_idle(unsupported.shared)))
-        supported = np.flatnonzero(~np.isin(known.ids, list(unsupported.holders)))
-        self._traffic.add_scoring(clients, _take_positions(known, supported))
-        others = clients[~candidates[clients]]
-        candidates[find_badly_served_clients(self.worker, known, others, self.tau, unsupported.holders)] = True
-        return candidates
-
     def _find_unsupported(self, models: Models) -> Bools:
         """Return [m], true for unsupported models."""
-        if self.unsupported is None or not self.unsupported.holders:
+        if self.sharing is None:
             return np.zeros(len(models), dtype=bool)
-        return np.isin(models.ids, list(self.unsupported.holders)) & ~models.private
+        return np.isin(models.ids, list(self.sharing.holders)) & ~models.private
 
     def _find_idle(self, models: Models) -> Bools:
         """Return [m], true for idle models."""
