@@ -1,6 +1,6 @@
 """Measure the condition `share_from`: what it costs, who receives models of one client, and what these reveal.
 
-`python experiments/share_from.py measure` repeats the measurement (about half an hour) and writes
+`python -m experiments.share_from measure` repeats the measurement (about half an hour) and writes
 results/share_from/measured.json. Without `measure` the tables of docs/faults-measured.md are written from that file.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from experiments.measured import table
 
 import feddrift as fd
 from feddrift.engines.conditions.unsupported_models import find_holders
@@ -49,11 +50,9 @@ class Sends:
     single: dict[int, Ints] = field(default_factory=dict)  # by id, the clients that have the model
     known: frozenset[int] = frozenset()  # ids of the models before the time step
     received: dict[tuple[int, ...], set[int]] = field(default_factory=dict)  # by model: clients other than its own
-    total: int = 0  # sends of a model to a client, for scoring
 
     def add(self, clients: Ints, models: Models) -> None:
         """Count models that are sent to clients for scoring."""
-        self.total += len(clients) * len(models)
         for i, owner in zip(models.ids, models.owner, strict=True):
             if i in self.single and owner < 0:
                 others = set(clients.tolist()) - set(self.single[i].tolist())
@@ -126,7 +125,6 @@ def measure_cost(stream: str, name: str, seed: int, share_from: int) -> dict[str
         "data_seed": seed,
         "share_from": share_from,
         "accuracy": 100 * float(np.mean([np.nanmean(step.accuracy) for step in steps])),
-        "sends": sends.total,
         "sent_scoring": float(sum(step.sent_scoring.sum() for step in steps)),
         "models": int((~steps[-1].state.models.private).sum()),
         "clients": data.n_clients,
@@ -217,6 +215,67 @@ def write_results(found: dict[str, Any]) -> None:
     RESULTS.write_text("{" + ",\n".join(parts) + "}\n")
 
 
+def render(page: str) -> str:
+    """Return the page with the tables of the measurements."""
+    found = json.loads(RESULTS.read_text())
+    tables = f"\n{tabulate_cost(found['cost'])}\n\n{tabulate_attack(found['attack'])}\n\n"
+    return page[: page.index(FIRST) + len(FIRST)] + tables + page[page.index(LAST) :]
+
+
+def tabulate_cost(runs: list[dict[str, Any]]) -> str:
+    """Return a table of accuracy, scored models and receivers, with and without the condition."""
+    rows = []
+    for stream in STREAMS:
+        for name in METHODS:
+            off, on = ([r for r in runs if _is_run(r, name, k) and r["stream"] == stream] for k in (0, 2))
+            before, after = (np.array([r["accuracy"] for r in part]) for part in (off, on))
+            sent = [float(np.mean([r["sent_scoring"] for r in part])) for part in (off, on)]
+            others = off[0]["clients"] - 1
+            rows.append(
+                [
+                    f"{stream.split(':')[0]}, {name}",
+                    str(len(on)),
+                    f"{before.mean():.2f}",
+                    f"{after.mean():.2f}",
+                    _format_mean(after - before, "+.2f"),
+                    f"{sent[0]:.0f}, {sent[1]:.0f}",
+                    *(_format_share(part, others) for part in (off, on)),
+                ]
+            )
+    header = ["stream, method", "seeds", "accuracy: off", "on", "difference", "models scored: off, on"]
+    return table([*header, "received by others: off", "on"], rows)
+
+
+def tabulate_attack(runs: list[dict[str, Any]]) -> str:
+    """Return a table of the AUC by the number of clients that trained a model, and of the receivers."""
+    rows = []
+    for name in METHODS:
+        off, on = ([r for r in runs if _is_run(r, name, k)] for k in (0, 2))
+        aucs = (_format_mean(np.array([r["auc"][n] for r in off if n in r["auc"]]), ".2f") for n in ("1", "2", "10"))
+        change = np.array([b["accuracy"] - a["accuracy"] for a, b in zip(off, on, strict=True)])
+        shares = (_format_share(part, CLIENTS - 1) for part in (off, on))
+        rows.append([name, str(len(off)), *aucs, *shares, _format_mean(change, "+.2f")])
+    header = ["method", "seeds", "AUC: 1 client", "2 clients", "10 clients"]
+    return table([*header, "received by others: off", "on", "difference of accuracy"], rows)
+
+
+def _is_run(run: dict[str, Any], name: str, share_from: int) -> bool:
+    return (run["algorithm"], run["share_from"]) == (name, share_from)
+
+
+def _format_mean(values: Floats, form: str) -> str:
+    """Return the mean with its standard error in brackets."""
+    error = f" ({values.std(ddof=1) / np.sqrt(len(values)):.2f})" if len(values) > 1 else ""
+    return f"{values.mean():{form}}{error}" if len(values) else "-"
+
+
+def _format_share(runs: list[dict[str, Any]], others: int) -> str:
+    """Return the mean share of the other clients that received a model of one client, and the number of such models."""
+    receivers = [n for r in runs for n in r["receivers"]]
+    return f"{100 * np.mean(receivers) / others:.0f} % of {len(receivers)}" if receivers else "-"
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["measure"]:
         measure()
+    PAGE.write_text(render(PAGE.read_text()))

@@ -222,6 +222,7 @@ def run_steps(
     """
     name = type(algorithm).__name__
     conditions = engine.conditions
+    conditions.check_algorithm(algorithm)
     if state is None:
         fed = engine.at(0)
         with explain_errors(algorithm, f"{name}.init"):
@@ -253,8 +254,8 @@ def run_steps(
             loop = replace(loop, routing=routing)
         if state.router is not None and conditions.limits_sharing:
             raise ConfigError(
-                f"share_from={conditions.share_from} does not work with {name}, whose router sends models to all "
-                "clients: leave out share_from, or choose another algorithm"
+                f"share_from={conditions.share_from} does not work with {name}, which returned a router: a router "
+                "sends models to all clients; leave out share_from, or choose another algorithm"
             )
         if state.router is not None:
             fed.send_router(state.models, state.router)

@@ -76,6 +76,12 @@ def test_the_tables_of_faults_have_the_values_of_the_records() -> None:
     assert faults.PAGE.read_text().endswith(faults.render_results())
 
 
+def test_the_tables_of_models_of_one_client_have_the_measured_values() -> None:
+    share_from = script("share_from")
+    page = share_from.PAGE.read_text()
+    assert page == share_from.render(page)
+
+
 def test_the_committed_cells_keep_to_the_paper() -> None:
     """At least 92 % within their band, MNIST-L-4 apart; FedDrift above all baselines where the paper says so."""
     summaries = summary.summarise(record.read_all(ROOT / "results" / "tables"))

@@ -160,7 +160,8 @@ class Settings(BaseModel):
             )
         if settings.quorum > len(settings.clients):
             raise ConfigError(f"{source}: quorum must be in 1..{len(settings.clients)}, got {settings.quorum}")
-        _ = settings.waiting_rules, settings.local, settings.conditions  # they check their values
+        _ = settings.waiting_rules, settings.local  # they check their values
+        settings.conditions.check_algorithm(algorithm)
         return settings
 
     @property

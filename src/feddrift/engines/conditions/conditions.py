@@ -20,7 +20,7 @@ from feddrift.engines.conditions.byzantine import NO_BYZANTINE_CLIENTS, Byzantin
 from feddrift.errors import ConfigError, DataError
 from feddrift.router import Route
 from feddrift.trees import map_trunk_and_head, tree_map
-from feddrift.types import Bools, Ints, Models, State, Updates
+from feddrift.types import Algorithm, Bools, Ints, Models, State, Updates
 
 S = TypeVar("S", bound=State)
 GARBAGE_STD = 10.0  # standard deviation of the noise that replaces parameters
@@ -81,8 +81,16 @@ class Conditions:
 
     @property
     def limits_sharing(self) -> bool:
-        """Whether models of few clients are withheld from other clients."""
+        """True if models of few clients are withheld from other clients."""
         return self.share_from > 1
+
+    def check_algorithm(self, algorithm: Algorithm) -> None:
+        """Raise ConfigError if the algorithm cannot run under these conditions."""
+        if self.limits_sharing and getattr(algorithm, "router", False):
+            raise ConfigError(
+                f"share_from={self.share_from} does not work with the router of {type(algorithm).__name__}, which "
+                "sends models to all clients: leave out share_from, or set router=false or another algorithm"
+            )
 
     def draw_reachable(self, counts: Ints, seed: int) -> Bools:
         """Return [t, c], true where a client is reachable: from its first data on, unless it drops out.
