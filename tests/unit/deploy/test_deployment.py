@@ -75,7 +75,7 @@ def test_a_new_federation_needs_no_settings_and_an_older_one_keeps_its_own(made:
     path = made / "server" / "federation.toml"
     settings = Settings.read(path)
     assert (settings.algorithm, settings.settings, settings.defend) == ("FedDrift-Auto", {}, True)
-    assert settings.share_from == 2
+    assert settings.share_from == 0
     trusting = path.read_text().replace("\ndefend = true", "\n# defend = true")
     assert Settings.from_dict(tomllib.loads(trusting), "here").defend is False
     (line,) = (line for line in path.read_text().splitlines() if "algorithm =" in line)

@@ -11,7 +11,6 @@ from typing import Any
 
 from cryptography import x509
 
-from feddrift import algorithms
 from feddrift.algorithms import RECOMMENDED
 from feddrift.deploy.files import write_new_file
 from feddrift.deploy.monitor.alerts import audit_change
@@ -22,8 +21,6 @@ from feddrift.deploy.processes.launcher import find_server_folder, read_ports
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower.client.store import check_name
 from feddrift.errors import ConfigError
-
-DEFAULT_SHARE_FROM = 2  # of new federations: a model of a single client is not sent to all others
 
 UNIT_TEMPLATE = """\
 [Unit]
@@ -108,10 +105,7 @@ def create_deployment(
         "defend": True,
         **(settings or {}),
     }
-    checked = Settings.from_dict(values, "the options")
-    method = algorithms.algorithm(checked.algorithm, **checked.settings)
-    if checked.route == "none" and not getattr(method, "router", False):  # a router needs all models at all clients
-        values.setdefault("share_from", DEFAULT_SHARE_FROM)
+    Settings.from_dict(values, "the options")
     if port == inner:
         raise ConfigError(f"the ports of the proxy and of the SuperLink must be different, got {port} for both")
     proxy.format_listen_directives(bind, port)  # raises an error for a wrong address before anything is written
