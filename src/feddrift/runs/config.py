@@ -223,7 +223,7 @@ class RunConfig(BaseModel):
             defend=self.defend,
             lies=poison.behaviour,
         )
-        conditions.check_algorithm(algorithms.algorithm(self.algorithm, stream, **self.settings))
+        conditions.check_algorithm(algorithms.algorithm(self.algorithm, **self.settings))
         conditions.draw_reachable(stream.counts[:-1], self.seed)  # raises an error if the trace has the wrong shape
         return conditions
 

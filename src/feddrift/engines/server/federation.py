@@ -165,7 +165,7 @@ class TimeStep:
         for m in np.flatnonzero(models.private):
             receivers[:, m] = np.arange(self.n_clients) == models.owner[m]
         if self.sharing is not None:
-            for m in np.flatnonzero(self._find_unsupported(models)):
+            for m in np.flatnonzero(self._find_unsupported_models(models)):
                 receivers[:, m] = self.sharing.find_receivers(models.ids[m])
         return receivers
 
@@ -318,7 +318,7 @@ class TimeStep:
         owner = np.append(np.array(models.owner, dtype=np.int64), -1)[teams]
         if ((owner >= 0) & (owner != np.arange(self.n_clients)[:, None])).any():
             raise ConfigError("a private model competes at its owner only: give other clients -1")
-        if self._find_unsupported(models).any():
+        if self._find_unsupported_models(models).any():
             receives = np.column_stack([self.find_receivers(models), np.zeros(self.n_clients, dtype=bool)])
             teams = np.where(receives[np.arange(self.n_clients)[:, None], teams], teams, -1)
         if held_by is not None and not held_by.hold_out:
@@ -422,7 +422,7 @@ class TimeStep:
         clients = self._find_scoring_clients()
         owner = np.array(models.owner, dtype=np.int64)
         idle = self._find_idle(models)
-        unsupported = self._find_unsupported(models)
+        unsupported = self._find_unsupported_models(models)
         active = np.flatnonzero(~idle & ~unsupported)
         can_score = np.isin(np.arange(self.n_clients), clients)
         for group, places in iterate_groups(owner[active] + 1):  # 0: shared
@@ -453,7 +453,7 @@ class TimeStep:
 
     def _group_by_receivers(self, models: Models) -> Iterator[tuple[Ints, Ints | None]]:
         """Yield positions of models with the same receivers, and these clients; None: all clients."""
-        unsupported = self._find_unsupported(models)
+        unsupported = self._find_unsupported_models(models)
         if not unsupported.all() or not len(models):
             yield np.flatnonzero(~unsupported), None
         if unsupported.any():
@@ -463,7 +463,7 @@ class TimeStep:
             for group, places in iterate_groups(group_of_model.reshape(-1)):
                 yield limited[places], np.flatnonzero(distinct[:, group])
 
-    def _find_unsupported(self, models: Models) -> Bools:
+    def _find_unsupported_models(self, models: Models) -> Bools:
         """Return [m], true for unsupported models."""
         if self.sharing is None:
             return np.zeros(len(models), dtype=bool)
