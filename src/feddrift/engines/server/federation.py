@@ -436,7 +436,7 @@ class TimeStep:
         if unsupported.any():
             limited = np.flatnonzero(unsupported & ~idle)
             for places, receivers in self._group_by_receivers(_take_positions(models, limited)):
-                scorers = np.intersect1d(clients, receivers)
+                scorers = clients if receivers is None else np.intersect1d(clients, receivers)
                 if len(scorers):
                     part = _take_positions(models, limited[places])
                     self._traffic.add_scoring(scorers, part)
