@@ -138,7 +138,7 @@ def test_families_merge_without_a_comparison_of_withheld_models() -> None:
     fed = FakeFederation(tau=1, n_clients=3)
     fed.withheld[7] = [1]
     merged = merge_families(clusters, D, 0.1, 0.05, "error", fed)
-    assert fed.asked == [] and merged.events[0].cause["kept"] == "average"
+    assert fed.requests == [] and merged.events[0].cause["kept"] == "average"
     np.testing.assert_allclose(merged.models.params["a"], [[4 / 3]])
 
 
