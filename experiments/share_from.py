@@ -26,7 +26,8 @@ from feddrift.types import Floats, Ints, Models, State, Tournament
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "share_from" / "measured.json"
 PAGE = ROOT / "docs" / "faults-measured.md"
-FIRST, LAST = "<!-- measured: written by experiments/share_from.py -->\n", "<!-- end of share_from -->\n"
+FIRST = "<!-- measured: written by experiments/share_from.py -->\n"
+LAST = "<!-- end of share_from -->\n"
 
 FASHION = "fashion-swap-sudden:components=32"
 STREAMS = {"sine-2": range(2, 7), "sea-4": range(2, 7), FASHION: range(2, 5)}  # the data seeds
@@ -35,8 +36,13 @@ DELTAS = {FASHION: 0.1}  # of FedDrift; the other streams have published ones
 
 # The attack: 30 inputs, 60 rows at each client and time step, and a fifth of the labels is wrong.
 ATTACK_SEEDS = range(3)
-INPUTS, ROWS, HELD_OUT, CLIENTS = 30, 60, 2_000, 10
-DRIFT, FOLLOW, STEPS = 3, 5, 7  # client 0 reaches the second concept at DRIFT, client 1 at FOLLOW
+INPUTS = 30
+ROWS = 60
+HELD_OUT = 2_000
+CLIENTS = 10
+DRIFT = 3  # the time step at which client 0 reaches the second concept
+FOLLOW = 5  # that of client 1
+STEPS = 7
 WRONG = 0.2
 ATTACKED = {"FedDrift": {"delta": 0.2}, "FedDrift-Auto": {}}  # the methods with their settings
 
