@@ -30,11 +30,12 @@ def prepare_program_cache(root: Path) -> Path:
     JAX writes a program in place and never replaces it, so a process that is killed meanwhile leaves a part of a file.
     Several checks may use the folder at once: JAX compiles again what another check deletes.
     """
+    from feddrift._internal.system import delete_oldest_files
     from feddrift.engines.simulator import compilation_cache
 
     folder = root / compilation_cache.identify_processor()
     folder.mkdir(parents=True, exist_ok=True)
-    compilation_cache.delete_oldest_files(root, MAX_PROGRAM_CACHE_BYTES)
+    delete_oldest_files(root, MAX_PROGRAM_CACHE_BYTES)
     for path in folder.glob("*-cache"):
         if not is_whole_program(path):
             path.unlink(missing_ok=True)

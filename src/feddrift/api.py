@@ -27,6 +27,7 @@ from feddrift.runs.record import Record, Rows, read_all
 from feddrift.runs.record import read as read_record
 from feddrift.runs.recorded_run import RecordedRun, find_checkpoint_folders, load_stopped_run
 from feddrift.runs.update import find_runs_to_update, prepare_update
+from feddrift.tables.arrange import parse_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +51,8 @@ def record(
     """Run an algorithm on a stream to the end, write a record and checkpoints, and return the record.
 
     Args:
-        stream: A name of `feddrift list`, a table ``FILE.csv``, ``folder:DIR``, or ``package.module:make``.
+        stream: A name of `feddrift list`, a table ``FILE.csv`` or ``FILE.parquet``, ``folder:DIR``, or
+            ``package.module:make``.
         algorithm: A name of `feddrift list`, or ``package.module:Name``; the default needs no settings.
         out: The folder of the records.
         seed: The seed of initial models and minibatches.
@@ -58,7 +60,7 @@ def record(
             not detected: use another folder after a change.
         checkpoint_every: Also save a checkpoint within a time step, each time after this number of rounds; 0: never.
         options: Options of `feddrift run`: ``settings={"delta": 0.1}``, ``rounds=5``, ``pattern="random:every=2"``,
-            for a table ``client="shop"``, ``time="date"``, ``every="month"``, ...
+            for a table ``client="shop"``, ``time="date"``, ``label="delay > 15"``, ``drop=["id"]``, ...
 
     Raises:
         ConfigError: A name or an option is not valid.
@@ -92,7 +94,13 @@ def record(
     return read_record(recorded.path)
 
 
-def update(where: str | Path, stream: str | None = None, *, append: str | Path | None = None) -> list[Record]:
+def update(
+    where: str | Path,
+    stream: str | None = None,
+    *,
+    append: str | Path | None = None,
+    drop: str | Sequence[str] = (),
+) -> list[Record]:
     r"""Continue finished runs on data that arrived later, and return the new records.
 
     If one of several runs cannot be updated, the others are updated before the error is raised.
@@ -101,6 +109,7 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
         where: A folder of records with their checkpoints, or one record.
         stream: The name of a stream with the data of the runs and later data; by default their own, which has grown.
         append: A file with later rows, for runs on tables: the stream of a run becomes its own files and this one.
+        drop: Columns of later rows that the tables of the runs do not have.
 
     Raises:
         FeddriftError: An argument is not valid, or a run cannot be updated.
@@ -122,11 +131,12 @@ def update(where: str | Path, stream: str | None = None, *, append: str | Path |
         raise ConfigError(f"update takes the stream by name, as fd.record does, got {type(stream).__name__}")
     if append is not None and not isinstance(append, str | Path):
         raise ConfigError(f"append must be a file, got {type(append).__name__}")
+    dropped = parse_names("drop", drop)
     records: list[Record] = []
     problems: list[FeddriftError] = []
     for checkpoints in find_runs_to_update(Path(where)):
         try:
-            updated = prepare_update(checkpoints, stream, None if append is None else str(append))
+            updated = prepare_update(checkpoints, stream, None if append is None else str(append), dropped)
             for _ in updated:
                 pass
             records.append(read_record(updated.path))

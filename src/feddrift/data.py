@@ -189,7 +189,7 @@ class Stream:
         )
 
     @classmethod
-    def from_frame(
+    def from_frame(  # noqa: PLR0913  # the options of tables
         cls,
         frame: object,
         *,
@@ -200,6 +200,8 @@ class Stream:
         missing: str | None = None,
         categories: str | None = None,
         scale: bool = True,
+        drop: str | Sequence[str] = (),
+        features: str | Sequence[str] | None = None,
         name: str = "frame",
     ) -> Stream:
         """Create a stream from a data frame (pandas, polars, Arrow, ...) or a dictionary of columns, a row per example.
@@ -208,7 +210,8 @@ class Stream:
             frame: The table. All columns except the three that follow are features, in their order.
             client: The column of the clients.
             time: The column of times, which become time steps; the last one is only for testing.
-            label: The column of labels: whole numbers or words.
+            label: The column of labels: whole numbers or words. Or an expression that makes the labels yes and no:
+                ``delay > 15``, ``carrier == AA`` or ``carrier in (AA, DL)``; its column is not a feature.
             every: The length of a time step: ``year``, ``quarter``, ``month`` or ``week`` of dates, or a number, of
                 days or of the units of the column. By default each value is a time step.
             missing: The treatment of rows without a value: ``drop`` the rows, fill in the ``mean`` of the first time
@@ -216,6 +219,8 @@ class Stream:
                 missing values are an error.
             categories: ``onehot`` creates a feature for each word that a column has in the first time step.
             scale: If True, numbers are scaled by mean and standard deviation of the first time step.
+            drop: Columns that are not features: a list of names, or a text with commas between them.
+            features: The columns that are features, in place of all others.
             name: The name of the stream.
 
         Raises:
@@ -228,11 +233,11 @@ class Stream:
         ([[1, 1], [1, 0]], ('1', '2'), [-1.0, 1.0, -0.5])
         """
         from feddrift.tables.arrange import Table, TableOptions, arrange_table
-        from feddrift.tables.columns import read_frame
+        from feddrift.tables.columns import ArrayColumn, read_frame
         from feddrift.tables.problems import Problems
 
-        options = TableOptions(client, time, label, every, missing, categories, scale)
-        columns = read_frame(frame)
+        options = TableOptions(client, time, label, every, missing, categories, scale, drop, features)
+        columns = {column: ArrayColumn(values) for column, values in read_frame(frame).items()}
         n = len(next(iter(columns.values()), ()))
         table = Table(name, columns, range(n), "row", Problems(name))
         return cls(name=name, family=TABLE_FAMILY, **vars(arrange_table(table, options)))

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet as pq
 
 from feddrift.data import Stream
 from feddrift.nets import resnet
 from feddrift.streams import air, fmow, folder, mnist, table
 from feddrift.tables.arrange import TableOptions
+from feddrift.tables.columns import ArrayColumn
+from feddrift.tables.expressions import COMPARISONS, looks_like_expression, parse_expression
 from tests.support.fuzzing import (
     ODD_WORDS,
     call_or_refuse,
@@ -94,6 +98,46 @@ def write_csv(rows: list[tuple[str, ...]], delimiter: str) -> bytes:
 def test_table(tmp_path: Path, quiet: None, content: bytes, client: str, **options: Any) -> None:
     write_file(tmp_path, "table.csv", content)
     check_stream(lambda: table.load_table(str(tmp_path / "table.csv"), TableOptions(client, "day", "sold", **options)))
+
+
+expression_parts = choice(
+    ["age", "day", "<", ">=", "==", "!=", "=", " in ", "(", ")", ",", "5", "'", '"', "1e999", " "]
+)
+expressions = st.lists(expression_parts | words, max_size=8).map("".join)
+
+
+@limit_examples(300)
+@given(expressions)
+def test_expressions(text: str) -> None:
+    parsed = call_or_refuse(lambda: parse_expression(text))
+    if parsed is not None:
+        assert parsed.column.strip() and parsed.values and looks_like_expression(text)
+        assert call_or_refuse(lambda: parsed.compute_labels(ArrayColumn(np.array(["1", "", "x"], dtype=object)))) or (
+            parsed.operator in COMPARISONS
+        )
+
+
+@limit_examples(100)
+@given(expressions | st.just("age > 3"), words | st.lists(words, max_size=2), words | st.none())
+def test_choice_of_columns(quiet: None, label: str, drop: Any, features: Any) -> None:
+    usual = {"shop": ["a", "b"] * 2, "day": [1, 1, 2, 2], "age": [1, 2, 5, 3], "x": [1, 2, 3, 4], "z": ["1", 2, 3, 4]}
+    options = {"drop": drop, "features": features}
+    check_stream(lambda: Stream.from_frame(usual, client="shop", time="day", label=label, **options))
+
+
+def pack_parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    columns = {"shop": ["b", "a"] * 3, "day": [1, 1, 1, 2, 2, 2], "age": [1.0, None] * 3, "sold": ["x", "y", "y"] * 2}
+    pq.write_table(pa.table(columns), sink, compression="none")
+    return bytes(sink.getvalue())
+
+
+@limit_examples(150)
+@given(mutations(pack_parquet()), choice([None, "drop"]))
+def test_parquet(tmp_path: Path, quiet: None, content: bytes, missing: str | None) -> None:
+    write_file(tmp_path, "table.parquet", content)
+    options = TableOptions("shop", "day", "sold", missing=missing)
+    check_stream(lambda: table.load_table(str(tmp_path / "table.parquet"), options))
 
 
 odd = choice([None, 1, 2.5, float("nan"), True, 10**400, [1], object()])

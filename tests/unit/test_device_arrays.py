@@ -18,6 +18,7 @@ import pytest
 import feddrift as fd
 from feddrift._internal import checkpoint
 from feddrift._internal.device_arrays import SHARED_ROWS, StackView, find_device, find_distinct_rows, move_to_host
+from feddrift._internal.system import delete_oldest_files
 from feddrift.averaging import average_updates, find_finite_lanes, measure_updates
 from feddrift.engines.simulator import compilation_cache
 from feddrift.engines.simulator.lanes import Devices
@@ -219,9 +220,9 @@ def test_the_oldest_files_are_deleted_first(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old", "oldest")):
         (tmp_path / name).write_bytes(b"x" * 40)
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    compilation_cache.delete_oldest_files(tmp_path, 80)
+    delete_oldest_files(tmp_path, 80)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
-    compilation_cache.delete_oldest_files(tmp_path, 80)
+    delete_oldest_files(tmp_path, 80)
     assert len(list(tmp_path.iterdir())) == 2
 
 

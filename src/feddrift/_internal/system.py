@@ -1,4 +1,4 @@
-"""Functions of the operating system: number of cores, atomic writes of files, exclusive locks of folders."""
+"""Functions of the operating system: number of cores, atomic writes of files, locks of folders, sizes of caches."""
 
 from __future__ import annotations
 
@@ -83,3 +83,23 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def delete_oldest_files(folder: Path, max_bytes: int) -> None:
+    """Delete the oldest files of a folder until the others have at most `max_bytes` in total."""
+    statuses = [(path, _stat_file(path)) for path in folder.rglob("*")]
+    entries = [(status.st_mtime, status.st_size, path) for path, status in statuses if status]
+    excess = sum(size for _, size, _ in entries) - max_bytes
+    for _, size, path in sorted(entries):
+        if excess <= 0:
+            return
+        path.unlink(missing_ok=True)  # another process may have deleted it
+        excess -= size
+
+
+def _stat_file(path: Path) -> os.stat_result | None:
+    """Return the status of a file; None: it is not a file, or was deleted meanwhile."""
+    try:
+        return path.stat() if path.is_file() else None
+    except OSError:
+        return None

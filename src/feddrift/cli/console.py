@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from feddrift.errors import to_one_line
+from feddrift.streams.table_cache import CACHE_VARIABLE
 
 out = Console(emoji=False)
 if not out.is_terminal and "COLUMNS" not in os.environ:
@@ -58,13 +59,14 @@ def handle_stop_signals() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def disable_compilation_cache(no_cache: bool) -> None:
-    """Make JAX store no compiled programs, in this process and its child processes, if `no_cache` is True.
+def disable_caches(no_cache: bool) -> None:
+    """Store no compiled programs and no tables, in this process and its child processes, if `no_cache` is True.
 
-    It has an effect only before JAX is imported.
+    It has an effect on compiled programs only before JAX is imported.
     """
     if no_cache:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        os.environ[CACHE_VARIABLE] = "false"
 
 
-NO_CACHE_HELP = "do not store compiled programs for later runs, and do not use stored ones"
+NO_CACHE_HELP = "do not store compiled programs and tables for later runs, and do not use stored ones"

@@ -33,6 +33,7 @@ from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import CostEstimate, estimate_cost
 from feddrift.runs.recorded_run import RecordedRun, find_checkpoint_folders, find_unfinished_runs, load_stopped_run
 from feddrift.runs.update import find_runs_to_update, prepare_update
+from feddrift.tables.arrange import parse_names
 from feddrift.tables.problems import join_first
 from feddrift.types import Ints
 
@@ -91,6 +92,10 @@ def run_algorithms(
     missing: Annotated[str | None, typer.Option(help=_get_help("missing"))] = None,
     categories: Annotated[str | None, typer.Option(help=_get_help("categories"))] = None,
     no_scale: Annotated[bool, typer.Option("--no-scale", help="tables only: do not standardise numbers")] = False,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help=_get_help("drop") + "; repeat it for several")
+    ] = None,
+    features: Annotated[str | None, typer.Option(metavar="COLUMN,...", help=_get_help("features"))] = None,
     weights: Annotated[Path | None, typer.Option(help=_get_help("weights"))] = None,
     net: Annotated[str | None, typer.Option(help=_get_help("net"))] = None,
     checkpoint_every: Annotated[
@@ -105,13 +110,14 @@ def run_algorithms(
     Example: feddrift run --stream sine-2 --algorithm FedDrift --set delta=0.1 --seeds 0-4
     """
     handle_stop_signals()
-    console.disable_compilation_cache(no_cache)
+    console.disable_caches(no_cache)
     if seed is not None and seeds is not None:
         raise ConfigError("give either --seed or --seeds, not both")
     names = list(dict.fromkeys(algorithm or [algorithms.RECOMMENDED]))
     settings = _parse_settings(set_ or [])
     options = ctx.params  # by name: fields of RunConfig, and a few options of this command only
-    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()} | {"scale": not no_scale}
+    common = {name: options[name] for name in RunConfig.model_fields.keys() & options.keys()}
+    common |= {"scale": not no_scale, "drop": _parse_repeated_names(drop)}
     configs = [
         RunConfig.from_values(
             **common | {"algorithm": name, "settings": _select_settings(name, names, settings), "seed": s}
@@ -192,13 +198,18 @@ def update_runs(
         typer.Option(help="a longer stream that begins with their data; default: their own stream, which has grown"),
     ] = None,
     append: Annotated[str | None, typer.Option(help="a file with later rows, to append to their table")] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="a column of later rows that the runs do not have; repeat it for several"),
+    ] = None,
 ) -> None:
     """Continue finished runs on new time steps, after their table, folder or stream has grown.
 
     Example: feddrift update runs --append july.csv
     """
     handle_stop_signals()
-    _continue_runs(find_runs_to_update(run), lambda folder: prepare_update(folder, stream, append))
+    dropped = _parse_repeated_names(drop)
+    _continue_runs(find_runs_to_update(run), lambda folder: prepare_update(folder, stream, append, dropped))
 
 
 def _continue_runs(checkpoint_folders: Sequence[Path], load_run: Callable[[Path], RecordedRun]) -> None:
@@ -362,6 +373,11 @@ def _select_settings(name: str, names: Sequence[str], settings: dict[str, str]) 
     if unknown and len(names) > 1 and len(legal) == len(names):
         raise unknown_name_error(f"setting of {', '.join(names)}", unknown[0], sorted(all_legal))
     return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k in unknown}
+
+
+def _parse_repeated_names(texts: Iterable[str] | None) -> list[str]:
+    """Return the column names of an option --drop that may be repeated, each time with one or more names."""
+    return [name for text in texts or () for name in parse_names("drop", text)]
 
 
 def _parse_settings(pairs: list[str]) -> dict[str, str]:

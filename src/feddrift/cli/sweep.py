@@ -54,7 +54,7 @@ def sweep_runs(
     Example: feddrift sweep experiments/tables-small.toml --out runs/tables
     """
     handle_stop_signals()
-    console.disable_compilation_cache(no_cache)
+    console.disable_caches(no_cache)
     plan = sweep.read_grid(file, data_dir)
     configs = plan if part is None else sweep.select_part(plan, part)
     if not dry_run:

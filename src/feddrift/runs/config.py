@@ -9,7 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from feddrift import algorithms, engines, streams
 from feddrift.data import Stream
@@ -20,12 +29,13 @@ from feddrift.router import Route
 from feddrift.runs.poison import ByzantineClients, flip_labels, parse_poison
 from feddrift.runs.stream_fingerprint import hash_stream, reorder_clients
 from feddrift.streams.patterns import SHIPPED, parse_table
+from feddrift.tables.arrange import format_names, parse_names
 from feddrift.tables.times import parse_every
 from feddrift.training import Precision
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
 TRAINING_OPTIONS = ("rounds", "steps", "batch", "lr", "average", "balance", "precision")
-TABLE_OPTIONS = ("client", "time", "every", "missing", "categories", "scale")
+TABLE_OPTIONS = ("client", "time", "every", "missing", "categories", "scale", "drop", "features")
 MAX_SEEDS = 10_000
 
 
@@ -35,8 +45,8 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stream: str = Field(
-        description="a name from `feddrift list`, a table FILE.csv, a recipe FILE.toml, folder:DIR, or your own "
-        "package.module:make"
+        description="a name from `feddrift list`, a table FILE.csv or FILE.parquet, a recipe FILE.toml, folder:DIR, or "
+        "your own package.module:make"
     )
     algorithm: str = Field(
         default=algorithms.RECOMMENDED,
@@ -114,7 +124,11 @@ class RunConfig(BaseModel):
         default=None,
         description="linear, mlp:64,64 (its hidden layers), or your own package.module:make; default: the stream's net",
     )
-    label: str = Field(default="label", description="name of the label column of a table or of folder:DIR")
+    label: str = Field(
+        default="label",
+        description="name of the label column of a table or of folder:DIR; for a table also an expression: "
+        "'delay > 15' (also <, <=, >=, ==, !=) or 'carrier in (AA, DL)' makes the labels yes and no",
+    )
     client: str | None = Field(default=None, description="tables only: name of the client column")
     time: str | None = Field(default=None, description="tables only: name of the column of times")
     every: str | None = Field(
@@ -133,6 +147,11 @@ class RunConfig(BaseModel):
     scale: bool = Field(
         default=True,
         description="tables only: standardise numbers by mean and standard deviation of the first time step",
+    )
+    drop: tuple[str, ...] = Field(default=(), description="tables only: columns that are not features")
+    features: tuple[str, ...] | None = Field(
+        default=None,
+        description="tables only: the columns that are features, with commas between them; default: all others",
     )
 
     @field_validator(
@@ -158,6 +177,19 @@ class RunConfig(BaseModel):
     @classmethod
     def _check_step_length(cls, value: Any) -> Any:
         return None if parse_every(value) is None else str(value)
+
+    @field_validator("drop", "features", mode="before")
+    @classmethod
+    def _parse_names(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None:
+            return () if info.field_name == "drop" else None
+        return parse_names(str(info.field_name), value)
+
+    @model_serializer(mode="wrap")
+    def _leave_out_new_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out options that earlier versions do not know, unless they are given."""
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if name not in ("drop", "features") or value}
 
     @classmethod
     def from_values(cls, **values: Any) -> RunConfig:
@@ -258,7 +290,8 @@ class RunConfig(BaseModel):
             overrides["data"] = streams.hash_recipe(self.stream) or hash_stream(stream)
             for name in ("label", *TABLE_OPTIONS):
                 if getattr(self, name) != RunConfig.model_fields[name].default:
-                    overrides[name] = getattr(self, name)
+                    value = getattr(self, name)
+                    overrides[name] = format_names(value) if isinstance(value, tuple) else value
         if self.weights is not None:
             try:
                 overrides["weights"] = hashlib.sha256(self.weights.read_bytes()).hexdigest()[:8]

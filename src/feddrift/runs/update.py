@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from feddrift.simulation import LoopState, add_newcomers
 from feddrift.streams.table import split_paths
 from feddrift.types import State
 
-GROWING_OVERRIDES = ("data", "trace")  # digests of data and traces, which may be longer in an update
+# Overrides that may differ in an update: digests of data and traces, which may be longer, and the columns that are left
+# out, since later rows may have more of them. The features are compared by `check_continuation`.
+GROWING_OVERRIDES = ("data", "trace", "drop")
 
 
 def find_runs_to_update(folder: Path) -> list[Path]:
@@ -62,7 +64,9 @@ def find_runs_to_update(folder: Path) -> list[Path]:
     return [path for path in paths if not (path in unfinished and replaced_names[path] in names)]
 
 
-def prepare_update(checkpoint_folder: Path, stream: str | None = None, append: str | None = None) -> RecordedRun:
+def prepare_update(
+    checkpoint_folder: Path, stream: str | None = None, append: str | None = None, drop: Sequence[str] = ()
+) -> RecordedRun:
     """Prepare the update of a finished run: a new run that begins with its time steps and continues with new data.
 
     The new run has the name of a run on all data. The old record stays until the new one is complete.
@@ -71,6 +75,7 @@ def prepare_update(checkpoint_folder: Path, stream: str | None = None, append: s
         checkpoint_folder: The checkpoints of the finished run.
         stream: The name of another stream that begins with the same data; None: the same stream, which has grown.
         append: A file with rows to append to the run's table, in place of `stream`.
+        drop: Columns of the table to leave out, besides those that the run leaves out.
 
     Raises:
         ConfigError: If both `stream` and `append` are given, or the run's stream is not a table.
@@ -100,7 +105,10 @@ def prepare_update(checkpoint_folder: Path, stream: str | None = None, append: s
         stream = stream if streams.is_table(stream) else f"table:{stream}"
     elif stream is not None:
         stream = _make_name_absolute(cwd, stream)
-    config = RunConfig.from_values(**config.model_dump() | {"stream": stream or config.stream})
+    if drop and not streams.is_table(config.stream):
+        raise ConfigError(f"drop is for tables, FILE.csv, and the stream of {name} is {config.stream}")
+    dropped = (*config.drop, *drop) if config.features is None else ()  # other columns are left out anyway
+    config = RunConfig.from_values(**config.model_dump() | {"stream": stream or config.stream, "drop": dropped})
     with chdir(cwd) if os.path.isdir(cwd) else nullcontext():
         run = RecordedRun(config, checkpoint_folder.parent, resume=True, clients=header["clients"], replaces=name)
     stream_fingerprint.check_continuation(
@@ -136,7 +144,7 @@ def _check_not_appended_yet(append: str, stream: str, cwd: str) -> None:
     """Raise DataError if a file to append is already part of the table."""
     files = {(Path(cwd) / path).resolve() for path in split_paths(stream)}
     for path in split_paths(append):
-        if path.resolve() in files:
+        if not files.isdisjoint({path.resolve(), path.resolve().parent}):
             raise DataError(f"{path.name} is part of the run already: if it has grown, update without append")
 
 

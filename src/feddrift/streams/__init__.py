@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,8 @@ from feddrift.errors import ConfigError, DataError, safe_repr, unknown_name_erro
 from feddrift.streams import air, elec, fmow, folder, mnist, patterns, recipe, synthetic, table
 from feddrift.streams.compose import compose_stream
 from feddrift.streams.composed import COMPOSED
+from feddrift.streams.csv_table import decode_file
+from feddrift.streams.files import check_format, read_magic_bytes
 from feddrift.streams.recipe import Recipe
 from feddrift.tables.arrange import TableOptions
 
@@ -75,7 +77,13 @@ STREAMS: dict[str, StreamEntry] = {
 }
 
 
-OTHER_NAME_FORMS = ("FILE.csv", "FILE.toml", "folder:DIR", "package.module:make")  # names outside the catalogue
+OTHER_NAME_FORMS = (
+    "FILE.csv",
+    "FILE.parquet",
+    "FILE.toml",
+    "folder:DIR",
+    "package.module:make",
+)  # names outside the catalogue
 
 
 def stream(  # noqa: C901, PLR0913  # one check for each option
@@ -92,12 +100,14 @@ def stream(  # noqa: C901, PLR0913  # one check for each option
     missing: str | None = None,
     categories: str | None = None,
     scale: bool = True,
+    drop: str | Sequence[str] = (),
+    features: str | Sequence[str] | None = None,
 ) -> Stream:
     """Load or make the stream with this name.
 
     Args:
-        name: A name from `feddrift list`, a table ``FILE.csv``, a recipe ``FILE.toml``, ``folder:DIR``, or
-            ``package.module:make``; composed streams take options, ``digits-turn:components=32``.
+        name: A name from `feddrift list`, a table ``FILE.csv`` or ``FILE.parquet``, a recipe ``FILE.toml``,
+            ``folder:DIR``, or ``package.module:make``; composed streams take options, ``digits-turn:components=32``.
         seed: Seed of random patterns; for mnist-r, it chooses one of R0 to R4.
         data_seed: Seed of synthetic data: 0 for the published data; other seeds draw other rows, in another order, and
             other random patterns.
@@ -111,6 +121,8 @@ def stream(  # noqa: C901, PLR0913  # one check for each option
         missing: The treatment of rows without a value.
         categories: The treatment of words.
         scale: True to standardise numbers.
+        drop: Columns that are not features.
+        features: The columns that are features, in place of all others.
 
     Raises:
         ConfigError: The name is unknown, or an option is not legal for this stream.
@@ -131,9 +143,16 @@ def stream(  # noqa: C901, PLR0913  # one check for each option
     if is_table(name):
         _refuse_pattern(name, pattern)
         _refuse_data_seed(name, data_seed)
-        return table.load_table(name, TableOptions(client, time, label, every, missing, categories, scale))
-    table_settings = {"client": client, "time": time, "every": every, "missing": missing, "categories": categories}
-    for option, setting in (table_settings | {"scale": None if scale else False}).items():
+        options = TableOptions(client, time, label, every, missing, categories, scale, drop, features)
+        return table.load_table(name, options)
+    table_settings: dict[str, object] = {"client": client, "time": time, "every": every, "missing": missing}
+    table_settings |= {
+        "categories": categories,
+        "scale": None if scale else False,
+        "drop": drop or None,
+        "features": features,
+    }
+    for option, setting in table_settings.items():
         if setting is not None:
             check_name(name)
             raise ConfigError(f"{option} is for tables, FILE.csv, so it must be left out for {name}, got {setting!r}")
@@ -178,7 +197,8 @@ def is_table(name: str) -> bool:
     if is_in_catalogue(name) or is_recipe(name):
         return False
     if os.path.isfile(name):
-        table.decode_file(Path(name))  # explains which formats cannot be read
+        if check_format(Path(name), read_magic_bytes(Path(name))) == "csv":  # explains which formats cannot be read
+            decode_file(Path(name))
         raise ConfigError(f"unknown stream '{name}'; it is a file: did you mean 'table:{name}'?")
     if name.lower().endswith(table.OTHER_TABLE_SUFFIXES):
         raise DataError(f"'{name}' is not a file, expected a table such as weather.csv")
@@ -300,7 +320,9 @@ def default_pattern(name: str, seed: int = 0) -> str:
 def _find_entry(name: str) -> StreamEntry:
     if name not in STREAMS:
         if os.path.isdir(name):
-            raise ConfigError(f"unknown stream '{name}'; it is a folder: did you mean 'folder:{name}'?")
+            has_clients = any(Path(name).glob("client_?*"))
+            kind = "table" if not has_clients and any(map(table.has_table_suffix, Path(name).iterdir())) else "folder"
+            raise ConfigError(f"unknown stream '{name}'; it is a folder: did you mean '{kind}:{name}'?")
         raise unknown_name_error("stream", name, [*list_summaries(), *plugins.list_plugins("stream")], OTHER_NAME_FORMS)
     return STREAMS[name]
 

@@ -1,4 +1,4 @@
-"""Folders of data sets, and a cache of the last stream that was read."""
+"""Folders of data sets, formats of files, and a cache of the last stream that was read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from functools import lru_cache, wraps
 from pathlib import Path
 
 from feddrift.data import Stream
+from feddrift.errors import DataError
 
 Maker = Callable[[str, str | Path | None], Stream]
 Listing = tuple[tuple[str, int, int], ...]  # path, size and modification time of each file
+BINARY_FORMATS = {  # by the first bytes of a file
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow stream",
+}
+UNREADABLE_FORMATS = {b"PK": "an Excel file or an archive", b"FEA1": "a Feather file of version 1"}
+SUFFIX_FORMATS = {".parquet": "a Parquet file", ".arrow": "an Arrow file", ".feather": "a Feather file"}
 
 
 def find_data_folder(data_dir: str | Path | None, name: str) -> Path:
@@ -54,3 +62,36 @@ def _list_files(root: Path) -> Listing:
         return tuple((str(p), stat.st_size, stat.st_mtime_ns) for p in sorted(root.iterdir()) for stat in [p.stat()])
     except (OSError, ValueError):  # the maker reports the problem
         return ()
+
+
+def read_magic_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file, which identify its format.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(8)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def check_format(path: Path, magic: bytes) -> str:
+    """Return the format of a table, "csv" or one of BINARY_FORMATS.
+
+    Args:
+        path: The file.
+        magic: Its first bytes.
+
+    Raises:
+        DataError: The format cannot be read, or is not that of the file's suffix.
+    """
+    for begin, kind in UNREADABLE_FORMATS.items():
+        if magic.startswith(begin):
+            raise DataError(f"{path} is {kind}, expected a table: save it as a Parquet or CSV file")
+    found = next((kind for begin, kind in BINARY_FORMATS.items() if magic.startswith(begin)), "csv")
+    expected = SUFFIX_FORMATS.get(path.suffix.lower())
+    if expected is not None and found == "csv":
+        raise DataError(f"{path} is not {expected}: its first bytes are {magic!r}; write it again, or name it .csv")
+    return found

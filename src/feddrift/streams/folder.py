@@ -21,9 +21,9 @@ from feddrift.tables.columns import parse_number
 from feddrift.tables.labels import (
     check_class_count,
     check_label_kinds,
+    list_class_warnings,
     list_distinct_labels,
     sort_classes,
-    warn_about_classes,
 )
 
 MAX_USUAL_FEATURE = 100.0  # features beyond it hardly train with the usual step sizes
@@ -86,7 +86,8 @@ def load_folder(directory: str | Path, label: str = "label") -> Stream:
     if largest > MAX_USUAL_FEATURE:
         _log.warning("%s: features reach %g; scale them to about -1 to 1, or training may fail", root, largest)
     classes, index = read_classes(root / "classes.txt", files.values())
-    warn_about_classes(root, classes)
+    for sentence in list_class_warnings(classes):
+        _log.warning("%s: %s", root, sentence)
     check_class_count(classes, f"{root}: ")
     cells = {key: (file.x, [index[text] for text in file.labels]) for key, file in files.items()}
     stream = Stream.from_arrays(

@@ -3,22 +3,114 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from feddrift.errors import ConfigError, DataError
-from feddrift.types import Bools, Floats
+from feddrift.types import Bools, Floats, Ints
 
 Values = npt.NDArray[Any]  # of numbers, dates, or objects: text, None, ...
 Columns = Mapping[str, Values]
+Codes = npt.NDArray[np.signedinteger[Any]]
 
 MISSING_TEXTS = frozenset({"", "?", "NA", "N/A", "<NA>", "nan", "NaN", "NAN", "NaT", "null", "NULL"})  # missing values
 SUPPORTED_KINDS = "biufMO"  # kinds of NumPy types
 TEXT_KINDS = "UT"
 MAX_TABLE_VALUE = 1e38  # float32 holds numbers up to 3.4e38
+
+
+@dataclass(frozen=True)
+class CodedTexts:
+    """The texts of a column: each distinct text once, in the order of their first rows, and its position per row.
+
+    Missing values have the text "".
+    """
+
+    texts: Sequence[str]
+    codes: Codes  # [n], positions in texts
+
+    @classmethod
+    def from_values(cls, values: Iterable[object], codes: Codes) -> CodedTexts:
+        """Convert distinct values to texts; values with the same text become one.
+
+        Args:
+            values: The values.
+            codes: The position of each row's value.
+
+        >>> CodedTexts.from_values([3, "3", None], np.array([0, 1, 2])).codes.tolist()
+        [0, 0, 1]
+        """
+        position: dict[str, int] = {}
+        new_codes = [position.setdefault(convert_to_text(value), len(position)) for value in values]
+        if len(position) < len(new_codes):
+            codes = np.array(new_codes, dtype=codes.dtype)[codes]
+        return cls(list(position), codes)
+
+    @property
+    def gaps(self) -> Bools:
+        """The mask of missing values."""
+        return np.array([not text for text in self.texts] or [False], dtype=bool)[self.codes]
+
+    def take(self, rows: Ints) -> CodedTexts:
+        """Return the texts of these rows."""
+        return CodedTexts(self.texts, self.codes[rows])
+
+    def find_first_rows(self) -> dict[str, int]:
+        """Return the first row of each text that has rows, in the order of these rows."""
+        first = np.full(len(self.texts), -1, dtype=np.int64)
+        first[self.codes[::-1]] = np.arange(len(self.codes) - 1, -1, -1)  # the last assignment is that of the first row
+        used = np.flatnonzero(first >= 0)
+        return {self.texts[k]: int(first[k]) for k in used[np.argsort(first[used])].tolist()}
+
+    def count_rows(self) -> dict[str, int]:
+        """Return the number of rows of each text that has rows."""
+        counts = np.bincount(self.codes, minlength=len(self.texts)).tolist()
+        return {text: n for text, n in zip(self.texts, counts, strict=True) if n}
+
+    def look_up(self, values: Mapping[str, int]) -> Ints:
+        """Return the value of each row's text; texts without a row need no value."""
+        return np.array([values.get(text, 0) for text in self.texts] or [0], dtype=np.int64)[self.codes]
+
+
+class SourceColumn(Protocol):
+    """A column of a data frame or a file, which is parsed when it is needed."""
+
+    def __len__(self) -> int: ...
+
+    def parse_numbers(self) -> tuple[Floats, Bools]:
+        """Return numbers, NaN where a value is missing or not a number, and the mask of missing values."""
+        ...
+
+    def encode_texts(self) -> CodedTexts:
+        """Return the column as texts."""
+        ...
+
+    def format_value(self, row: int) -> str:
+        """Return the value of a row for messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayColumn:
+    """A column of a data frame."""
+
+    values: Values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def parse_numbers(self) -> tuple[Floats, Bools]:
+        return to_numbers(self.values)
+
+    def encode_texts(self) -> CodedTexts:
+        return encode_texts(self.values)
+
+    def format_value(self, row: int) -> str:
+        return str(self.values[row])
 
 
 def read_frame(frame: object) -> dict[str, Values]:
@@ -61,19 +153,34 @@ def _to_array(column: Any, name: str) -> Values:
     return values
 
 
-def to_texts(values: Values) -> list[str]:
+def encode_texts(values: Values) -> CodedTexts:
     """Convert values to text, 3.0 to "3"; missing values to "".
 
-    >>> to_texts(np.array([2009.0, np.nan])), to_texts(np.array([" Oslo", None, "NA"], dtype=object))
-    (['2009', ''], ['Oslo', '', ''])
+    >>> encode_texts(np.array([2009.0, np.nan])).texts
+    ['2009', '']
+    >>> encode_texts(np.array([" Oslo", None, "NA", "Oslo"], dtype=object))
+    CodedTexts(texts=['Oslo', ''], codes=array([0, 1, 1, 0]))
     """
-    if values.dtype.kind == "M":
-        dates = [str(np.datetime_as_string(value, unit="auto")) for value in values]
-        return ["" if text == "NaT" else text for text in dates]
-    return [_to_text(value) for value in values.tolist()]
+    if values.dtype.kind == "O":
+        position: dict[str, int] = {}
+        codes = [position.setdefault(convert_to_text(value), len(position)) for value in values.tolist()]
+        return CodedTexts(list(position), np.array(codes, dtype=np.int64))
+    distinct, first_rows, positions = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first_rows)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    distinct = distinct[order]
+    objects = format_dates(distinct) if values.dtype.kind == "M" else distinct.tolist()
+    return CodedTexts.from_values(objects, rank[positions])
 
 
-def _to_text(value: object) -> str:
+def format_dates(values: Values) -> list[str]:
+    """Return dates as text, with the parts that they need; missing dates as "NaT"."""
+    return [str(np.datetime_as_string(value, unit="auto")) for value in values]
+
+
+def convert_to_text(value: object) -> str:
+    """Return a value as text, "" if it is missing."""
     if isinstance(value, float):
         is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
         return "" if math.isnan(value) else str(int(value)) if is_whole else repr(value)
@@ -97,9 +204,9 @@ def to_numbers(values: Values) -> tuple[Floats, Bools]:
     if kind == "M":
         return np.full(len(values), np.nan), np.isnat(values)
     objects = values.tolist()
-    as_numbers = np.fromiter(map(_to_number, objects), dtype=np.float64, count=len(objects))
+    as_numbers = np.fromiter(map(convert_to_number, objects), dtype=np.float64, count=len(objects))
     gaps = np.isnan(as_numbers)
-    gaps[gaps] = [not _to_text(objects[i]) for i in np.flatnonzero(gaps)]
+    gaps[gaps] = [not convert_to_text(objects[i]) for i in np.flatnonzero(gaps)]
     return as_numbers, gaps
 
 
@@ -111,7 +218,8 @@ def parse_number(text: str) -> float:
         return math.nan
 
 
-def _to_number(value: object) -> float:
+def convert_to_number(value: object) -> float:
+    """Return a value as a number; NaN if it is not one, or too large."""
     try:
         if isinstance(value, str):
             number = parse_number(value)

@@ -6,9 +6,10 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from statistics import median_low
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from feddrift.errors import DataError
 from feddrift.tables.columns import parse_number
@@ -55,7 +56,10 @@ def _parse_label(text: str, place: str) -> int | str:
     if text.lower() in ("", "nan"):
         raise DataError(f"{place}: the label is empty")
     if not math.isnan(parse_number(text)):
-        raise DataError(f"{place}: labels are whole numbers or words, got {text}: divide a measurement into classes")
+        raise DataError(
+            f"{place}: labels are whole numbers or words, got {text}: make classes of a measurement, such as --label "
+            f'"COLUMN > {text}"'
+        )
     return text
 
 
@@ -76,21 +80,16 @@ def check_label_kinds(labels: Sequence[Label]) -> None:
         raise DataError(f"{rare.place}: label {rare.text!r} is {kinds[0 if words_are_rare else 1]}")
 
 
-def warn_about_classes(source: object, classes: Sequence[int | str]) -> None:
-    """Log a warning if classes differ only in case, or if they are many numbers, which may be a measurement.
-
-    Args:
-        source: The file or table, for the message.
-        classes: The classes.
-    """
+def list_class_warnings(classes: Sequence[int | str]) -> list[str]:
+    """Return a sentence if classes differ only in case, and one if they are many numbers, perhaps a measurement."""
+    sentences = []
     alike = Counter(str(name).lower() for name in classes)
     if len(alike) < len(classes):
         same = [str(name) for name in classes if alike[str(name).lower()] > 1]
-        _log.warning("%s: the labels %s differ in upper and lower case only, each is its own class", source, same)
+        sentences.append(f"the labels {same} differ in upper and lower case only, each is its own class")
     if len(classes) > MAX_USUAL_CLASSES and isinstance(classes[0], int):
-        _log.warning(
-            "%s: %d different numbers are a class each; divide a measurement into classes", source, len(classes)
-        )
+        sentences.append(f"{len(classes)} different numbers are a class each; divide a measurement into classes")
+    return sentences
 
 
 def check_class_count(classes: Sequence[int | str], prefix: str = "") -> None:
@@ -101,12 +100,30 @@ def check_class_count(classes: Sequence[int | str], prefix: str = "") -> None:
         )
 
 
-def check_not_measurement(column: str, texts: Sequence[str]) -> None:
-    """Raise DataError if labels look like a measurement: many numbers, negative, fractional or hardly repeated."""
-    numbers = sorted({parse_number(text) for text in set(texts)})
+def check_not_measurement(column: str, counts: Mapping[str, int]) -> None:
+    """Raise DataError if labels look like a measurement: many numbers, negative, fractional or hardly repeated.
+
+    Args:
+        column: The name of the label column.
+        counts: The number of rows of each label.
+    """
+    n_rows = sum(counts.values())
+    counted = sorted((parse_number(text), n) for text, n in counts.items())
+    numbers = sorted({number for number, _ in counted})
     if len(numbers) <= MAX_USUAL_CLASSES or any(map(math.isnan, numbers)):
         return
-    if numbers[0] < 0 or any(number % 1 for number in numbers) or 2 * len(numbers) > len(texts):
+    if numbers[0] < 0 or any(number % 1 for number in numbers) or 2 * len(numbers) > n_rows:
         span = f"{len(numbers)} different numbers from {numbers[0]:g} to {numbers[-1]:g}"
-        hint = f"make classes of it, such as {column} > {median_low(map(parse_number, texts)):g}"
+        middle = int(np.searchsorted(np.cumsum([n for _, n in counted]), (n_rows - 1) // 2, side="right"))
+        hint = suggest_label_expression(column, counted[middle][0])
         raise DataError(f"which has {span}, is a measurement, and labels are classes: {hint}")
+
+
+def suggest_label_expression(column: str, limit: float) -> str:
+    """Return advice to make classes of a measurement.
+
+    >>> suggest_label_expression("delay", 15)
+    'make classes of it, such as --label "delay > 15" (in Python label="delay > 15")'
+    """
+    name = column if re.fullmatch(r"[\w.-]+", column) else f"'{column}'"
+    return f'make classes of it, such as --label "{name} > {limit:g}" (in Python label="{name} > {limit:g}")'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -9,13 +10,19 @@ from feddrift.errors import MAX_MESSAGE_LENGTH, DataError, to_one_line
 
 MAX_REPORTED_PROBLEMS = 10
 
+_log = logging.getLogger("feddrift")
+
 
 class Problems:
-    """Problems of one table, as sentences with the expected and the actual value, and often with a hint."""
+    """Problems of one table, as sentences with the expected and the actual value, and often with a hint.
+
+    Warnings are logged at once. They are stored too, because a table that is read from the cache repeats them.
+    """
 
     def __init__(self, table: str) -> None:
         self.table = table
         self.sentences: list[str] = []
+        self.warnings: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self.sentences)
@@ -23,6 +30,11 @@ class Problems:
     def add(self, sentence: str) -> None:
         """Add a problem."""
         self.sentences.append(to_one_line(sentence))
+
+    def warn(self, sentence: str) -> None:
+        """Log and store a warning, which begins with the name of the table or file."""
+        self.warnings.append(sentence)
+        _log.warning("%s", sentence)
 
     @contextmanager
     def collect(self, prefix: str) -> Iterator[None]:

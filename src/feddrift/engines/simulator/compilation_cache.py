@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from feddrift._internal.system import delete_oldest_files
 from feddrift.streams import files
 
 MAX_CACHE_BYTES = 1 << 30  # with more, the oldest files are deleted
@@ -64,23 +65,3 @@ def identify_processor() -> str:
     features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
     digest = hashlib.sha256("\n".join([platform.processor(), *features]).encode()).hexdigest()[:8]
     return f"{platform.machine()}-{digest}"
-
-
-def delete_oldest_files(folder: Path, max_bytes: int) -> None:
-    """Delete the oldest files of a folder until the others have at most `max_bytes` in total."""
-    statuses = [(path, _stat_file(path)) for path in folder.rglob("*")]
-    entries = [(status.st_mtime, status.st_size, path) for path, status in statuses if status]
-    excess = sum(size for _, size, _ in entries) - max_bytes
-    for _, size, path in sorted(entries):
-        if excess <= 0:
-            return
-        path.unlink(missing_ok=True)  # another process may have deleted it
-        excess -= size
-
-
-def _stat_file(path: Path) -> os.stat_result | None:
-    """Return the status of a file; None: it is not a file, or was deleted meanwhile."""
-    try:
-        return path.stat() if path.is_file() else None
-    except OSError:
-        return None
