@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class ArrowColumn:
     def parse_numbers(self) -> tuple[Floats, Bools]:
         values = self._load()
         if pa.types.is_null(values.type) or pa.types.is_temporal(values.type):
-            return np.full(self._n_rows, np.nan), values.is_null().to_numpy()
+            return np.full(self._n_rows, np.nan), _find_nulls(values)
         if pa.types.is_large_string(values.type):
             try:
                 return _parse_texts(values)
@@ -62,8 +62,7 @@ class ArrowColumn:
                 raise DataError(f"column '{self._name}' has text that is not UTF-8: write the file again") from None
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.uint8())
-        numbers = values.cast(pa.float64(), safe=False)
-        as_numbers = _to_numpy(numbers.fill_null(np.nan) if numbers.null_count else numbers)
+        as_numbers = _read_floats(values.cast(pa.float64(), safe=False))
         return _limit_numbers(as_numbers), np.isnan(as_numbers)
 
     def encode_texts(self) -> CodedTexts:
@@ -111,14 +110,16 @@ def _parse_texts(values: pa.ChunkedArray) -> tuple[Floats, Bools]:
     Casts of Arrow give the same numbers as Python, and fail for forms that only one of them reads.
     """
     with suppress(pa.ArrowInvalid):  # most columns have only numbers
-        numbers = _to_numpy(values.cast(pa.float64()).fill_null(np.nan))
+        numbers = _read_floats(values.cast(pa.float64()))
         if not np.isnan(numbers).any():
             return _limit_numbers(numbers), np.zeros(len(numbers), dtype=bool)
     with suppress(pa.ArrowInvalid):  # or numbers and gaps
         texts = pc.utf8_trim_whitespace(values)
-        is_gap = pc.is_in(texts, value_set=pa.array([*sorted(MISSING_TEXTS), None], texts.type))
-        numbers = _to_numpy(pc.if_else(is_gap, pa.scalar(None, texts.type), texts).cast(pa.float64()).fill_null(np.nan))
-        return _limit_numbers(numbers), _to_numpy(is_gap)
+        is_missing = pc.or_kleene(texts.is_null(), pc.is_in(texts, value_set=_list_missing_texts()))
+        gaps = read_bools(is_missing)
+        numbers = np.full(len(gaps), np.nan)
+        numbers[~gaps] = _read_floats(texts.filter(pc.invert(is_missing)).cast(pa.float64()))
+        return _limit_numbers(numbers), gaps
     codes, distinct = _encode(values)
     numbers = np.array([convert_to_number(text) for text in distinct], dtype=np.float64)
     gaps = np.array([not convert_to_text(text) for text in distinct], dtype=bool)
@@ -131,10 +132,12 @@ def _encode(values: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[Any]]:
     if not encoded.num_chunks:
         return np.empty(0, dtype=np.int32), [None]
     distinct = encoded.chunk(0).dictionary
-    codes = [chunk.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False) for chunk in encoded.chunks]
+    codes = read_integers(pa.chunked_array([chunk.indices for chunk in encoded.chunks]))
+    if encoded.null_count:
+        codes = np.where(_find_nulls(encoded), np.int32(len(distinct)), codes)
     is_date = pa.types.is_temporal(values.type)
     texts = format_dates(_to_datetimes(distinct)) if is_date else distinct.to_pylist()
-    return np.concatenate(codes).astype(np.int32, copy=False), [*texts, None]
+    return codes, [*texts, None]
 
 
 def _limit_numbers(numbers: Floats) -> Floats:
@@ -143,16 +146,62 @@ def _limit_numbers(numbers: Floats) -> Floats:
     return numbers if is_usual.all() else np.where(is_usual, numbers, np.nan)
 
 
-def _to_numpy(values: pa.ChunkedArray) -> Any:
-    return values.to_numpy()
+# PyArrow's own conversion to NumPy imports pandas where it is installed, which takes longer than reading a usual table.
+
+
+def _read_floats(values: pa.ChunkedArray) -> Floats:
+    """Return numbers of 64 bits, NaN where a value is missing."""
+    numbers: Floats = _concatenate_buffers(values, np.float64)
+    if values.null_count:
+        numbers[_find_nulls(values)] = np.nan
+    return numbers
+
+
+def read_integers(values: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    """Return whole numbers of 32 bits; a missing one has any value."""
+    return np.asarray(_concatenate_buffers(values, np.int32))
+
+
+def read_bools(values: pa.ChunkedArray) -> Bools:
+    """Return a mask without missing values."""
+    return np.concatenate([_unpack_bits(chunk, chunk.buffers()[1]) for chunk in values.chunks] or [np.empty(0, bool)])
+
+
+def _find_nulls(values: pa.ChunkedArray) -> Bools:
+    return read_bools(values.is_null())
+
+
+def _concatenate_buffers(values: pa.ChunkedArray, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    parts = [
+        np.frombuffer(chunk.buffers()[1], dtype=dtype, count=chunk.offset + len(chunk))[chunk.offset :]
+        for chunk in values.chunks
+        if len(chunk)
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+
+
+def _unpack_bits(chunk: pa.Array, buffer: pa.Buffer) -> Bools:
+    if not len(chunk):
+        return np.empty(0, dtype=bool)
+    bits = np.unpackbits(np.frombuffer(buffer, dtype=np.uint8), count=chunk.offset + len(chunk), bitorder="little")
+    return bits[chunk.offset :].astype(bool)
+
+
+@cache
+def _list_missing_texts() -> pa.Array:
+    texts = [text.encode() for text in sorted(MISSING_TEXTS)]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
 
 
 def _to_datetimes(dates: pa.Array) -> Any:
     """Return dates as NumPy's; those with a time zone are in UTC."""
     if pa.types.is_date(dates.type):
-        days = dates.cast(pa.date32()).cast(pa.int32()).to_numpy(zero_copy_only=False)
+        days = read_integers(pa.chunked_array([dates.cast(pa.date32()).cast(pa.int32())]))
         return days.astype("datetime64[D]")
-    return dates.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(f"datetime64[{dates.type.unit}]")
+    ticks = _concatenate_buffers(pa.chunked_array([dates.cast(pa.int64())]), np.int64)
+    return ticks.astype(f"datetime64[{dates.type.unit}]")
 
 
 def read_arrow(path: Path, kind: str) -> Table:
@@ -171,10 +220,10 @@ def read_arrow(path: Path, kind: str) -> Table:
                 names = file.schema_arrow.names
                 n_rows = file.metadata.num_rows
         else:
-            with pa.memory_map(str(path)) as file:
-                stored = ipc.open_file(file) if kind == "arrow" else ipc.open_stream(file)
-                names = stored.schema.names
-                n_rows = stored.count_rows() if kind == "arrow" else sum(batch.num_rows for batch in stored)
+            with _open_ipc(path, kind) as file:
+                names = file.schema.names
+            with _open_ipc(path, kind, 0) as file:
+                n_rows = file.read_all().num_rows if names else 0
     except (pa.ArrowException, OSError) as error:
         raise _build_damage_error(path, kind, error) from None
     problems = Problems(str(path))
@@ -197,12 +246,17 @@ def _read_column(path: Path, kind: str, name: str, position: int) -> pa.ChunkedA
         if kind == "parquet":
             with pq.ParquetFile(path, memory_map=True) as file:
                 return file.read(columns=[name]).column(name)
-        with pa.memory_map(str(path)) as source:
-            options = ipc.IpcReadOptions(included_fields=[position])
-            open_table = ipc.open_file if kind == "arrow" else ipc.open_stream
-            return open_table(source, options=options).read_all().column(name)
+        with _open_ipc(path, kind, position) as file:
+            return file.read_all().column(name)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise _build_damage_error(path, kind, error) from None
+
+
+def _open_ipc(path: Path, kind: str, position: int | None = None) -> Any:
+    """Open an Arrow file or stream, or one of its columns."""
+    options = ipc.IpcReadOptions(included_fields=None if position is None else [position])
+    source = pa.memory_map(str(path))
+    return ipc.open_file(source, options=options) if kind == "arrow" else ipc.open_stream(source, options=options)
 
 
 def _build_damage_error(path: Path, kind: str, error: Exception) -> DataError:

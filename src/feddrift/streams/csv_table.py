@@ -228,9 +228,11 @@ def _leave_out_empty_rows(cells: list[pa.ChunkedArray], lines: Sequence[int]) ->
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from feddrift.streams.arrow_table import read_integers
+
     is_empty = np.ones(len(lines), dtype=bool)
     for column in cells:
-        is_empty &= pc.equal(column, "").to_numpy()
+        is_empty &= read_integers(pc.binary_length(column)) == 0
         if not is_empty.any():
             return cells, lines
     kept = pa.array(~is_empty)

@@ -7,6 +7,8 @@ import decimal
 import gzip
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -367,6 +369,20 @@ def test_a_table_larger_than_the_kept_columns_gives_the_same_stream(
     monkeypatch.setattr("feddrift.tables.arrange.MAX_KEPT_VALUES", 0)
     monkeypatch.setattr("feddrift.tables.arrange.ROWS_PER_BLOCK", 7)
     assert_equal_streams(load(tmp_path / "x.parquet", missing="indicator", categories="onehot"), expected)
+
+
+def test_pandas_is_not_imported(tmp_path: Path) -> None:
+    table = make_table()
+    csv.write_csv(table, tmp_path / "x.csv")
+    pq.write_table(table, tmp_path / "x.parquet")
+    code = (
+        "import sys; from feddrift import stream\n"
+        "for name in sys.argv[1:]:\n"
+        f"    stream(name, **{KEYS}, every='month', missing='mean', categories='onehot')\n"
+        "print('pandas' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "x.csv"), str(tmp_path / "x.parquet")]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_good_files_give_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
