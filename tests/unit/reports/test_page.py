@@ -87,7 +87,8 @@ def run_in_node(script: str, *files: str) -> Any:
         pytest.skip("Node is not installed")
     folder = Path(page.__file__).parent
     code = "".join((folder / f"{name}.js").read_text() for name in files)
-    made = subprocess.run([node, "-e", f"{code}\n;{script}"], capture_output=True, text=True, check=True)
+    made = subprocess.run([node, "-e", f"{code}\n;{script}"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-2000:]
     return json.loads(made.stdout)
 
 
@@ -121,8 +122,25 @@ def test_the_summary_names_alarms_and_other_moves(tmp_path: Path) -> None:
             {"raised": 5, "acted_on": 5, "common": 5, "reviewed": 3, "confirmed": 2, "contradicted": 1},
             [
                 "5 alarms were raised and all were acted on.",
-                "All of them have a cause that is common to most clients, such as a season.",
-                "Later data confirmed 2 and contradicted 1.",
+                "At all of them the data changed as at most clients, for example with a season.",
+                "Later data confirmed 2 and contradicted 1; 2 alarms were not compared with later data.",
+            ],
+        ),
+        (
+            {"raised": 9, "acted_on": 9, "common": 1, "reviewed": 8, "confirmed": 5},
+            [
+                "9 alarms were raised and all were acted on.",
+                "At 1 of them the data changed as at most clients, for example with a season.",
+                "Later data confirmed 5, contradicted 0 and left 3 undecided; "
+                "1 alarm was not compared with later data.",
+            ],
+        ),
+        (
+            {"raised": 1, "acted_on": 1, "common": 1, "reviewed": 1, "confirmed": 1},
+            [
+                "1 alarm was raised and acted on.",
+                "At this alarm the data changed as at most clients, for example with a season.",
+                "Later data confirmed 1 and contradicted 0.",
             ],
         ),
     ],
@@ -155,15 +173,108 @@ def test_decisions_stand_at_their_cells(tmp_path: Path) -> None:
     assert listed == "Goes back to model 0 (rows=9). Own models vote."
 
 
+COMMON = data.ALARM | data.COMMON_CAUSE
+
+
+@pytest.mark.parametrize(
+    ("alarms", "rows"),
+    [
+        # One alarm is not grouped: it has its own numbers, and its own reason.
+        ([[1, 0, COMMON | data.SWITCH]], [[[0], "alarm and switch", "2 of 2", "60.0", "90.0", "why 1,0"]]),
+        (
+            [[1, 0, COMMON], [1, 1, COMMON | data.SWITCH], [1, 2, data.ALARM], [2, 0, COMMON]],
+            [
+                [
+                    [0, 1],
+                    "alarms",
+                    "1 to 2 of 2",
+                    "40.0 to 60.0",
+                    "80.0 to 90.0",
+                    "2 alarms: the data changed as at most clients",
+                ],
+                [[2], "alarm", "1 of 2", "80.0", "70.0", "why 1,2"],
+                [[0], "alarm", "1 of 2", "90.0", "50.0", "why 2,0"],
+            ],
+        ),
+    ],
+)
+def test_several_alarms_as_at_most_clients_share_a_row_with_their_scores(
+    alarms: list[list[int]], rows: list[list[Any]]
+) -> None:
+    accuracy = [600, 400, 800, 900, 800, 700, 500, 0, 0]
+    run = {
+        "false": alarms,
+        "drifts": None,
+        "causes": {"1": "mean of price rose", "2": "mean of price rose"},
+        "metric": "loss",
+    }
+    counts = {"1,0": 2, "1,1": 1, "1,2": 1, "2,0": 1}
+    script = f"""Object.assign(score, {{name: "accuracy", title: "accuracy", share: true, higher_is_better: true}});
+        reasons = (maps, t, c) => [`why ${{t}},${{c}}`];
+        const maps = {{cells: {{accuracy: {accuracy}}}, cellIndex: (t, c) => 3 * t + c}};
+        const view = {{run: {json.dumps(run)}, maps, group: {{alarms: {json.dumps(counts)}, runs: [0, 1]}}}};
+        console.log(JSON.stringify(driftRows(view).map((r) => [r.clients || [r.c], ...r.values()])))"""
+    shown = run_in_node(script, "tools", "words", "tables")
+    assert [row[:-1] for row in shown] == [row[:-1] for row in rows]
+    assert all(row[-1].startswith(expected[-1]) for row, expected in zip(shown, rows, strict=True))
+    if len(alarms) > 1:
+        assert "for example with a season (mean of price rose)" in shown[0][-1]
+        assert shown[0][-1].endswith("1 client changed to another model.")
+
+
+@pytest.mark.parametrize(
+    ("names", "length", "expected"),
+    [
+        (["Basel", "Bern"], 13, ["Basel", "Bern"]),
+        ([f"Kantonsspital, Medizin {k}" for k in (0, 1, 44)], 13, ["…0", "…1", "…44"]),
+        (["hospital North West", "hospital North East"], 13, ["…West", "…East"]),
+        (["Northern hospital of the city 12", "b"], 13, ["Nort…city 12", "b"]),
+        (["a-very-long-single-name"], 13, ["a-ve…gle-name"]),
+        (["", "a name that is too long"], 13, ["", "a na…too long"]),
+    ],
+)
+def test_long_names_stay_different_when_they_are_shortened(names: list[str], length: int, expected: list[str]) -> None:
+    script = f"console.log(JSON.stringify(shortenNames({json.dumps(names)}, {length})))"
+    assert run_in_node(script, "tools", "words") == expected
+
+
+def test_no_line_ends_between_a_number_and_its_percent_sign() -> None:
+    script = """console.log(JSON.stringify(["99.1 % and 5 %", "accuracy, %", "a % b", 5].map(joinPercent)))"""
+    assert run_in_node(script, "tools") == ["99.1\u00a0% and 5\u00a0%", "accuracy, %", "a % b", 5]
+
+
+def test_a_score_below_the_scale_is_drawn_at_its_edge() -> None:
+    script = """const made = [];
+        var document = {createElementNS: (space, tag) => {
+          const node = {tag, setAttribute: (key, value) => { node[key] = value; }, append: () => {}};
+          made.push(node);
+          return node;
+        }};
+        const maps = {T: 3, low: 900, high: 1000, cells: {accuracy: [1000, 100, 950]}, cellIndex: (t) => t};
+        spark(maps, 0, 150, 22);
+        console.log(JSON.stringify(made.find((part) => part.tag === "path").d))"""
+    assert run_in_node(script, "tools", "charts", "words") == "M2.0,3.0L75.0,19.0L148.0,11.0"
+
+
+def test_terms_of_reasons_are_explained_where_they_occur() -> None:
+    script = """const explain = (...reasons) => explainTerms({events: reasons.map((why) => ({why}))});
+        console.log(JSON.stringify([explain(), explain("model 1 starts as a copy of model 0 on trunk 0"),
+          explain("of 30 new rows, 2 are predicted correctly only by a model of the new data alone")]))"""
+    nothing, trunk, evidence = run_in_node(script, "tools", "words", "tables", "sections")
+    assert nothing == "" and trunk == " A trunk is the first layers of a model, which several models may share."
+    assert evidence.startswith(" In a reason, p is the probability that chance alone gives such evidence")
+
+
 def test_names_in_the_map_have_the_room_that_they_need() -> None:
-    wide = """const canvas = {getContext: () => ({measureText: (text) => ({width: 11 * text.length})})};
+    wide = """const innerWidth = 1440;
+        const canvas = {getContext: () => ({measureText: (text) => ({width: 11 * text.length})})};
         var document = {createElement: () => canvas};
         var getComputedStyle = () => ({fontFamily: "serif"});
         const maps = Object.create(Maps.prototype);
         Object.assign(maps, {n: 2, stream: {clients: ["WN", "MQ"]}, cells: {}, sortClients: () => [0, 1]});
         try { maps.draw(null, {}); } catch {}  // the rest of it needs a page
         console.log(maps.nameWidth)"""
-    assert run_in_node(wide, "map", "words") == 14 + 2 * 11
+    assert run_in_node(wide, "tools", "map", "words") == 14 + 2 * 11
 
 
 def test_accuracy_is_shown_beside_another_score(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 // Line and bar charts as SVG with common axes.
 const LETTER_WIDTH_PX = 8; // approximate maximum, of a letter of a label
+const MIN_WIDTH_FOR_NAMES_PX = 480; // of a chart with the names of lines at their ends
 
 // Returns the width for the names of lines at their ends, in pixels.
 const labelWidth = (names, limit) =>
@@ -53,7 +54,7 @@ const timeMark = (t) => (timeNames() ? timeNames()[t] ?? t + 1 : t + 1);
 // The time steps that get a label, so that labels do not overlap.
 function times(n, width, minGap = 26) {
   const longest = Math.max(0, ...(timeNames() || []).map((name) => name.length));
-  const interval = Math.max(1, Math.ceil((n * Math.max(minGap, 7 * longest + 8)) / width));
+  const interval = Math.max(1, Math.ceil((n * Math.max(minGap, 10 * longest + 8)) / width));
   return range(n).filter((t) => t % interval === 0);
 }
 
@@ -103,7 +104,8 @@ function spreadLabels(labels, gap, low, high) {
   return placed;
 }
 
-// lines: {name, values, low?, high?, stroke, dash?, strong, point?}; x counts from 0.
+// lines: {name, values, low?, high?, stroke, dash?, strong, point?}; x counts from 0. The names of lines are at their
+// ends, or below a chart that has no room for them there.
 function lineChart(
   lines,
   {
@@ -116,7 +118,7 @@ function lineChart(
     xs,
     floor = null,
     ceiling = null,
-    right = 150,
+    maxLabelWidth = 180,
     marks = null,
     whole = false,
   },
@@ -130,6 +132,14 @@ function lineChart(
   low = known(floor) ? Math.max(low - pad, floor) : low - pad;
   high = known(ceiling) ? Math.min(high + pad, ceiling) : high + pad;
   const n = Math.max(2, ...lines.map((l) => l.values.length));
+  const named = lines.filter((l) => l.strong && l.values.some(known)),
+    namesBelow = width < MIN_WIDTH_FOR_NAMES_PX,
+    right = namesBelow
+      ? 12
+      : labelWidth(
+          named.map((l) => l.name),
+          maxLabelWidth,
+        );
   const f = frame({ width, height, x: [0, n - 1], y: [low, high], label, right });
   axes(f, {
     xs: xs || times(n, width - f.left - right),
@@ -176,12 +186,11 @@ function lineChart(
       );
     }
   }
-  const ends = lines
-    .filter((l) => l.strong && l.values.some(known))
-    .map((l) => {
-      const i = l.values.findLastIndex(known);
-      return { text: l.name, stroke: l.stroke, from: f.scale.y(l.values[i]), y: f.scale.y(l.values[i]), x: f.scale.x(i) };
-    });
+  if (namesBelow) return h("div", {}, f.svg, lineKey(named));
+  const ends = named.map((l) => {
+    const i = l.values.findLastIndex(known);
+    return { text: l.name, stroke: l.stroke, from: f.scale.y(l.values[i]), y: f.scale.y(l.values[i]), x: f.scale.x(i) };
+  });
   for (const l of spreadLabels(ends, 16, f.top + 2, height - f.bottom)) {
     const x = width - right + 14;
     if (Math.abs(l.y - l.from) > 3 || l.x < width - right - 1) {
@@ -189,10 +198,25 @@ function lineChart(
         s("path", { d: `M${l.x + 4},${l.from}L${x - 3},${l.y}`, stroke: l.stroke, opacity: 0.5, fill: "none" }),
       );
     }
-    const text = shorten(l.text, Math.floor((right - 14) / LETTER_WIDTH_PX));
+    const text = shortenMiddle(l.text, Math.floor((right - 14) / LETTER_WIDTH_PX));
     f.svg.append(s("text", { class: "name", x, y: l.y + 4, style: `fill:${l.stroke}` }, text, s("title", {}, l.text)));
   }
   return f.svg;
+}
+
+// The names of lines, each beside a piece of its line.
+function lineKey(lines) {
+  const piece = (l) =>
+    s(
+      "svg",
+      { class: "piece", viewBox: "0 0 24 10", "aria-hidden": "true" },
+      s("path", { d: "M0,5H24", stroke: l.stroke, "stroke-width": 2.2, "stroke-dasharray": l.dash }),
+    );
+  return h(
+    "div",
+    { class: "key" },
+    lines.map((l) => h("span", {}, piece(l), l.name)),
+  );
 }
 
 // Stacked bars over time: series {name, values, fill}; bars of negative values are below the axis.

@@ -30,7 +30,7 @@ function exchanges() {
   fill(
     "exchanges-chart",
     barChart(series, {
-      width: 536,
+      width: widthOf("exchanges-chart", 536),
       height: 230,
       label: "Seconds of waiting for replies",
       xlabel: "time",

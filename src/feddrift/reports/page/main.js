@@ -26,7 +26,7 @@ function load() {
 }
 
 // The initial cell: that of the first drift or move, else that of the worst client. Alarms come before switches, and
-// alarms with a common cause last.
+// alarms of clients whose data changed as at most clients last.
 function firstOf(run) {
   const own = run.false.filter((f) => !(f[2] & COMMON_CAUSE)),
     alarms = own.filter((f) => run.drifts || f[2] & ALARM),
@@ -143,7 +143,7 @@ async function start() {
     if (innerWidth !== width)
       waiting = setTimeout(() => {
         width = innerWidth;
-        maps();
+        for (const part of [accuracy, maps, drifts, recovery, resources, exchanges]) part();
       }, 120);
   });
   // With an unfinished run, the page may be written again at any time: offer to reload it every few seconds.

@@ -1,6 +1,7 @@
 // The two maps with a column for each time step and a row for each client: the model in use, and its accuracy.
 const MAX_MAP_HEIGHT_PX = 620;
 const MAX_NAME_LETTERS = 25; // of a client's name beside its row
+const MAX_NAME_LETTERS_NARROW = 13;
 
 // Measures a name in the font of the map, in pixels: WN is twice as wide as il.
 function measureName(name) {
@@ -64,10 +65,11 @@ class Maps {
     this.rows = this.sortClients(order);
     this.rowOfClient = new Map(this.rows.map((c, i) => [c, i]));
     this.rowHeight = Math.min(26, Math.max(MAX_MAP_HEIGHT_PX / this.n, 0.05));
-    this.nameWidth =
+    this.names =
       this.rowHeight >= 11
-        ? Math.min(190, 14 + Math.max(0, ...this.stream.clients.map((x) => measureName(shorten(x, MAX_NAME_LETTERS)))))
-        : 46;
+        ? shortenNames(this.stream.clients, isNarrow() ? MAX_NAME_LETTERS_NARROW : MAX_NAME_LETTERS)
+        : null;
+    this.nameWidth = this.names ? Math.min(190, 14 + Math.max(0, ...this.names.map(measureName))) : 46;
     const scale = ramp(this.low, this.high),
       heat = (v) => scale(score.higher_is_better ? v : this.low + this.high - v),
       { model, accuracy, concept } = this.cells;
@@ -159,14 +161,8 @@ class Maps {
     }
     g.textAlign = "right";
     g.textBaseline = "middle";
-    if (this.rowHeight >= 11)
-      this.rows.forEach((c, i) =>
-        g.fillText(
-          shorten(this.stream.clients[c], innerWidth < 700 ? 13 : MAX_NAME_LETTERS),
-          this.nameWidth - 10,
-          top + this.rowHeight * (i + 0.5),
-        ),
-      );
+    if (this.names)
+      this.rows.forEach((c, i) => g.fillText(this.names[c], this.nameWidth - 10, top + this.rowHeight * (i + 0.5)));
     else for (const k of ticks(0, this.n, 8)) g.fillText(k || "", this.nameWidth - 10, top + this.rowHeight * k);
   }
 
@@ -301,19 +297,29 @@ class Maps {
     return score.higher_is_better ? [low + (this.low > 0 ? " or less" : ""), high] : [`${high} or more`, low];
   }
 
-  // Returns the time step and the client under the pointer, or null.
-  findCell(event, canvas) {
+  // Returns the time step and the client under the pointer, or null; at the name of a client, the time step is negative.
+  findPlace(event, canvas) {
     const box = canvas.getBoundingClientRect(),
       p = this.panels[0];
     const t = Math.floor((event.clientX - box.left - this.nameWidth) / p.columnWidth),
       i = Math.floor((event.clientY - box.top - p.top) / this.rowHeight);
-    return t >= 0 && t < this.T && i >= 0 && i < this.n ? [t, this.rows[i]] : null;
+    return t < this.T && i >= 0 && i < this.n ? [t, this.rows[i]] : null;
+  }
+
+  // Returns the time step and the client of the cell under the pointer, or null.
+  findCell(event, canvas) {
+    const place = this.findPlace(event, canvas);
+    return place && place[0] >= 0 ? place : null;
   }
 
   hover(event, canvas) {
-    const hit = this.findCell(event, canvas);
-    if (!hit) {
+    const hit = this.findPlace(event, canvas);
+    if (!hit || (hit[0] < 0 && !this.names)) {
       tip();
+      return;
+    }
+    if (hit[0] < 0) {
+      tip(event, nameOf(this.stream, hit[1])); // the name beside the row may be shortened
       return;
     }
     this.showCursor(hit);

@@ -67,16 +67,12 @@ function accuracy() {
       high: g.std && g.mean.map((v, t) => (known(v) && known(g.std[t]) ? v + g.std[t] : null)),
     };
   });
-  const right = labelWidth(
-    lines.filter((l) => l.strong).map((l) => l.name),
-    300,
-  );
   fill(
     "accuracy",
     lineChart(lines, {
-      width: 1116,
-      height: 330,
-      right,
+      width: widthOf("accuracy", 1116),
+      height: isNarrow() ? 250 : 330,
+      maxLabelWidth: 300,
       label: `${heading()} over time by algorithm`,
       xlabel: "time",
       show: (v) => (score.share ? `${Math.round(100 * v)} %` : number(v)),
@@ -138,8 +134,8 @@ function maps() {
   fill(
     "map-note",
     sampled +
-      "A row is a client, a column is a time step. Left: the model in use; merged models have one colour. Right: " +
-      `the ${score.title} of that model on the next time step. ` +
+      "A row is a client, a column is a time step. The first map has the model in use; merged models have one colour. " +
+      `The second has the ${score.title} of that model on the next time step. ` +
       (n > 60 && view.order === "similar" ? "Rows with the same history are adjacent. " : "") +
       "Point at a cell to see the reasons.",
   );
@@ -208,6 +204,17 @@ function maps() {
   fill("story", buildHistory(view));
 }
 
+// Explains terms that only the reasons of some methods have.
+function explainTerms(run) {
+  const has = (text) => run.events.some((e) => e.why.includes(text));
+  return (
+    (has("predicted correctly only")
+      ? " In a reason, p is the probability that chance alone gives such evidence: a higher error, rows that only one of " +
+        "two models predicts correctly, or both together."
+      : "") + (has(" on trunk ") ? " A trunk is the first layers of a model, which several models may share." : "")
+  );
+}
+
 function drifts() {
   const { run } = view,
     d = run.detection.noticed;
@@ -217,10 +224,12 @@ function drifts() {
     run.drifts
       ? "A drift is noticed if the client raises an alarm or switches to another model in the time step of the drift or " +
           `up to ${count(view.data.within, "time step")} later. Every other alarm or switch is a false move. ` +
-          "Dummies ignore the data; a useful detector is better than all of them."
+          "Dummies ignore the data; a useful detector is better than all of them." +
+          explainTerms(run)
       : "The true concepts are unknown, so it is unknown which of these moves were right. " +
           "Each row has the scores and the reason." +
-          (run.alarms.common ? " Alarms of one time step with a cause common to most clients share a row." : ""),
+          (groupCommonAlarms(run).size ? " Alarms of one time step at which the data changed as at most clients share a row." : "") +
+          explainTerms(run),
   );
   $("drifts-pair").hidden = !d;
   if (d) {
@@ -235,7 +244,7 @@ function drifts() {
       "drifts-chart",
       barChart(
         series.map(([name, values, fill]) => ({ name, values, fill })),
-        { width: 536, height: 230, label: "Drifts over time", xlabel: "time" },
+        { width: widthOf("drifts-chart", 536), height: 230, label: "Drifts over time", xlabel: "time" },
       ),
       key(series.map(([name, , fill]) => [name + (name === "false moves" ? " (below the line)" : ""), fill])),
     );
@@ -253,7 +262,8 @@ function recovery() {
   fill(
     "worst-note",
     (isSample(stream) ? "Among the clients of the sample. " : "") +
-      `By mean ${score.title} over time. All lines have the same scale, that of the map's colours.`,
+      `By mean ${score.title} over time. All lines have the same scale, that of the map's colours; values beyond it are ` +
+      "drawn at its edge.",
   );
   $("recovery-part").hidden = !view.run.truth; // it is measured from true drifts
   if (!group.around) {
@@ -283,12 +293,8 @@ function recovery() {
         dash: g === group ? null : g.algorithm === "Oracle" ? "5 4" : "2 4",
       })),
       {
-        width: 536,
+        width: widthOf("recovery", 536),
         height: 250,
-        right: labelWidth(
-          chosen.map((g) => g.algorithm),
-          180,
-        ),
         label: `${heading()} around a drift`,
         xlabel: "time steps since the drift",
         show: (v) => (score.share ? `${Math.round(100 * v)} %` : number(v)),
@@ -325,12 +331,8 @@ function resources() {
   fill(
     "models",
     lineChart(lines, {
-      width: 536,
+      width: widthOf("models", 536),
       height: 230,
-      right: labelWidth(
-        lines.map((l) => l.name),
-        180,
-      ),
       label: "Models over time",
       xlabel: "time",
       floor: 0,
@@ -347,7 +349,7 @@ function resources() {
   fill(
     "sent",
     barChart([{ name: "", values: run.sent, fill: "var(--m0)" }], {
-      width: 536,
+      width: widthOf("sent", 536),
       height: 230,
       label: "Models sent",
       xlabel: "time",
@@ -371,7 +373,7 @@ function resources() {
   );
   fill(
     "compare-note",
-    "All methods that were run on these data, with means over seeds. Click the head of a column to sort by it, the best " +
+    "All methods that were run on these data, with means over seeds. The shaded row is the run above. Click the head of a column to sort by it, the best " +
       "first; click again to reverse the order." +
       describeBaseline() +
       (run.truth

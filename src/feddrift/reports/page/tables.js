@@ -1,6 +1,7 @@
 // Tables. A column head is [text, kind, title, sort, aria-sort]; with `sort` it is a button.
 const REACTION_NAMES = ["", "alarm", "switch", "alarm and switch"];
-const MAX_LINKED_CLIENTS = 100; // in a row of alarms with a common cause
+const AS_AT_MOST_CLIENTS = "as at most clients"; // alarms of a time step that share a row
+const MAX_LINKED_CLIENTS = 100; // in such a row
 
 function table(head, rows, caption) {
   return h(
@@ -91,35 +92,65 @@ function agreement({ group }, t, c, how) {
 
 // The columns with the scores of a move, [name, title, show, key of `evidence`]; none without cells.
 function moveColumns({ run, maps }) {
-  const [what, show] = asBefore(run);
+  const [what, show, unitOfTest] = testBefore(run);
   const columns = [
-    [`${what}, old model`, "of the client's previous model on its new data", show, "old"],
+    [`${what}, old model${unitOfTest ? ", %" : ""}`, "of the client's previous model on its new data", show, "old"],
     [`${run.metric}, new model`, "of the client's new model on the same data, before training", (x) => number(x, 3), "now"],
     [`${score.title} next${score.share ? ", %" : ""}`, "of the client's new model on the next time step", level, "next"],
   ];
   return maps ? columns.filter(([, , , which]) => which !== "now" || maps.cells.loss) : [];
 }
 
-// Returns the row for the alarms of a time step whose cause is common to most clients.
+// Formats the lowest and the highest of a few values; "–" if none is known.
+function formatRange(values, show) {
+  const ends = values.filter(known).sort((a, b) => a - b);
+  if (!ends.length) return "–";
+  const [low, high] = [ends[0], ends[ends.length - 1]].map((v) => show(v));
+  return low === high ? low : [low, high].sort((a, b) => a - b).join(" to ");
+}
+
+// Returns the row for several alarms of a time step at which the data changed as at most clients.
 function buildCommonRow(view, t, alarms) {
-  const { run } = view,
-    nSwitches = alarms.filter(([, , how]) => how & SWITCH).length;
+  const { run, group } = view,
+    nSwitches = alarms.filter(([, , how]) => how & SWITCH).length,
+    scores = alarms.map(([, c]) => (view.maps ? evidence(view.maps, t, c) : {}));
   const why =
-    `${count(alarms.length, "alarm")} with a cause common to most clients: ${run.causes[t]}.` +
+    `${count(alarms.length, "alarm")}: the data changed as at most clients, for example with a season ` +
+    `(${run.causes[t]}). Whether the rule changed too is seen from the scores.` +
     (nSwitches ? ` ${count(nSwitches, "client")} changed to another model.` : "");
   return {
     t,
     c: alarms[0][1],
     clients: alarms.map(([, c]) => c),
-    kind: "common cause",
+    kind: AS_AT_MOST_CLIENTS,
     values: () => [
       ...(run.drifts ? ["no change", h("span", { class: "tag bad" }, "false")] : []),
-      alarms.length === 1 ? "alarm" : "alarms",
-      ...agreement(view, t, 0, 0),
-      ...moveColumns(view).map(() => "–"),
+      "alarms",
+      ...(group.alarms
+        ? [
+            `${formatRange(
+              alarms.map(([, c]) => group.alarms[`${t},${c}`] || 0),
+              String,
+            )} of ${group.runs.length}`,
+          ]
+        : []),
+      ...moveColumns(view).map(([, , show, which]) =>
+        formatRange(
+          scores.map((values) => values[which]),
+          show,
+        ),
+      ),
       why,
     ],
   };
+}
+
+// Returns by time step the alarms at which the data changed as at most clients, where they are several.
+function groupCommonAlarms(run) {
+  const alarms = new Map();
+  for (const alarm of run.false.filter((f) => f[2] & COMMON_CAUSE))
+    alarms.set(alarm[0], [...(alarms.get(alarm[0]) || []), alarm]);
+  return new Map([...alarms].filter(([, group]) => group.length > 1));
 }
 
 // The rows of all drifts and false moves in order of time.
@@ -151,20 +182,16 @@ function driftRows(view) {
       ],
     });
   }
-  const common = new Map();
-  for (const [t, c, how] of run.false) {
-    if (how & COMMON_CAUSE) {
-      if (!common.has(t)) common.set(t, []);
-      common.get(t).push([t, c, how]);
-      continue;
-    }
-    const tag = h("span", { class: "tag bad" }, "false");
+  const shared = groupCommonAlarms(run);
+  for (const [t, c, kinds] of run.false) {
+    if (kinds & COMMON_CAUSE && shared.has(t)) continue;
+    const how = kinds & (ALARM | SWITCH);
     rows.push({
       t,
       c,
       kind: run.drifts ? "false" : REACTION_NAMES[how],
       values: () => [
-        ...(run.drifts ? ["no change", tag] : []),
+        ...(run.drifts ? ["no change", h("span", { class: "tag bad" }, "false")] : []),
         REACTION_NAMES[how],
         ...agreement(view, t, c, how),
         ...numbers(t, c),
@@ -172,7 +199,7 @@ function driftRows(view) {
       ],
     });
   }
-  rows.push(...[...common].map(([t, alarms]) => buildCommonRow(view, t, alarms)));
+  rows.push(...[...shared].map(([t, alarms]) => buildCommonRow(view, t, alarms)));
   return rows.sort((a, b) => a.t - b.t || a.c - b.c);
 }
 
@@ -182,8 +209,7 @@ function driftList(view, show = 12, only = "all") {
     kinds = [...new Set(all.map((r) => r.kind))];
   const rows = all.filter((r) => only === "all" || r.kind === only);
   if (!all.length) return [h("p", { class: "note" }, "There was no drift, no alarm and no switch.")];
-  const link = (t, c) =>
-    h("button", { type: "button", class: "link", onclick: () => view.choose(t, c, true) }, nameOf(view.stream, c));
+  const link = (t, c) => linkClient(view, t, c);
   const open = (r) => (r.clients && r.clients.length > 1 ? listClients(r.clients, (c) => link(r.t, c)) : link(r.t, r.c));
   const head = [
     ["time", "text"],
@@ -199,9 +225,9 @@ function driftList(view, show = 12, only = "all") {
     ...moveColumns(view).map(([name, title]) => [name, "", title]),
     ["why", "text"],
   ];
-  const kind = [...head.slice(0, -1).map(([, of]) => `${of} tight`), "text wide"];
+  const kind = [...head.slice(0, -1).map(([, of], i) => (i === 1 ? "text client" : `${of} tight`)), "text wide"];
   const { times } = view.run,
-    when = (t) => (times[t] ? `${t + 1} · ${times[t]}` : t + 1);
+    when = (t) => (!times[t] ? t + 1 : isNarrow() ? stackTime(t, times[t]) : `${t + 1} · ${times[t]}`);
   const again = (n, what) => fill("drifts-list", driftList(view, n, what));
   const filter = h(
     "div",
@@ -217,8 +243,8 @@ function driftList(view, show = 12, only = "all") {
   return [
     kinds.length > 1 ? h("div", { class: "controls" }, filter) : null,
     table(
-      head,
-      rows.slice(0, show).map((r) => h("tr", {}, cells([when(r.t), open(r), ...r.values()], kind))),
+      isNarrow() ? head.slice(0, -1) : head,
+      rows.slice(0, show).flatMap((r) => buildMoveRows([when(r.t), open(r), ...r.values()], kind)),
     ),
     cut
       ? h(
@@ -237,6 +263,25 @@ function driftList(view, show = 12, only = "all") {
         )
       : null,
   ];
+}
+
+const stackTime = (t, name) => h("span", {}, `${t + 1} `, h("span", { class: "called" }, name));
+
+// Returns the row of a move; on a narrow screen, the last value has a row of its own.
+function buildMoveRows(values, kinds) {
+  if (!isNarrow()) return [h("tr", {}, cells(values, kinds))];
+  const why = h("td", { class: "text", colspan: values.length - 1 }, h("p", { class: "below" }, values.at(-1)));
+  return [h("tr", { class: "with-next" }, cells(values.slice(0, -1), kinds)), h("tr", {}, why)];
+}
+
+// A button with the name of a client that opens one of its cells in the map.
+function linkClient(view, t, c) {
+  const name = nameOf(view.stream, c);
+  return h(
+    "button",
+    { type: "button", class: "link", title: name, onclick: () => view.choose(t, c, true) },
+    isNarrow() ? shortenMiddle(name, 20) : name,
+  );
 }
 
 // A list of clients that is closed at first.
@@ -276,13 +321,13 @@ function worstTable(view) {
       {},
       cells(
         [
-          h("button", { type: "button", class: "link", onclick: () => view.choose(low, c, true) }, nameOf(stream, c)),
+          linkClient(view, low, c),
           level(mean),
           ...(theirs ? [level(theirs(c))] : []),
           run.times[low] || low + 1,
-          ...(maps ? [spark(maps, c)] : []),
+          ...(maps ? [spark(maps, c, isNarrow() ? 84 : 150)] : []),
         ],
-        ["text", "", "", ...(theirs ? [""] : []), "text"].map((k, i, a) => (i === a.length - 1 ? "text" : k)),
+        ["text client", "", ...(theirs ? [""] : []), "", "text"],
       ),
     ),
   );

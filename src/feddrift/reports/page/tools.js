@@ -2,6 +2,21 @@
 // Elements, numbers and colours. Texts are only inserted as text nodes, since names may contain anything.
 const $ = (id) => document.getElementById(id);
 
+const NARROW_PX = 600; // screens up to this width have other tables, as in page.css
+const isNarrow = () => innerWidth <= NARROW_PX;
+
+// Returns the width of an element of the page in pixels, at most `limit`; the limit if the element is hidden.
+const widthOf = (id, limit) => Math.min(limit, $(id).getBoundingClientRect().width || limit);
+
+// Joins a number and its percent sign, so that no line ends between them.
+const joinPercent = (text) => (typeof text === "string" ? text.replace(/(\d) %/g, "$1\u00a0%") : text);
+
+const selectShown = (children) =>
+  children
+    .flat()
+    .filter((child) => child !== null && child !== undefined && child !== false)
+    .map(joinPercent);
+
 function element(make, tag, attributes, children) {
   const node = make(tag);
   for (const [key, value] of Object.entries(attributes || {})) {
@@ -9,7 +24,7 @@ function element(make, tag, attributes, children) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...selectShown(children));
   return node;
 }
 const h = (tag, attributes, ...children) => element((t) => document.createElement(t), tag, attributes, children);
@@ -17,14 +32,14 @@ const s = (tag, attributes, ...children) =>
   element((t) => document.createElementNS("http://www.w3.org/2000/svg", t), tag, attributes, children);
 
 function fill(id, ...children) {
-  $(id).replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  $(id).replaceChildren(...selectShown(children));
 }
 
 const known = (x) => x !== null && x !== undefined;
 // The score of the page: accuracy, unless the report has another. Shares are shown in percent.
 const score = { title: "accuracy", share: true, higher_is_better: true };
 const heading = () => score.title.charAt(0).toUpperCase() + score.title.slice(1);
-const unit = () => (score.share ? " %" : "");
+const unit = () => (score.share ? "\u00a0%" : "");
 const level = (x, digits = 1) => (known(x) ? (score.share ? (100 * x).toFixed(digits) : x.toFixed(digits + 2)) : "–");
 const percent = (x, digits = 1) => (known(x) ? (100 * x).toFixed(digits) : "–");
 const number = (x, digits = 2) => (known(x) ? x.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1") : "–");

@@ -53,7 +53,7 @@ function summariseRun(view) {
   return sentences.join(" ");
 }
 
-// Describes how many alarms were raised, how many were acted on, and how many have a common cause.
+// Describes how many alarms were raised, how many were acted on, and at how many the data changed as at most clients.
 function describeAlarms(run, stream, named) {
   const { raised, acted_on, common, reviewed, confirmed, contradicted } = run.alarms;
   if (!raised) return ["No alarm was raised."];
@@ -71,25 +71,34 @@ function describeAlarms(run, stream, named) {
     names = named ? nameMoves(run, stream, listMoves(run)[0].filter((f) => !(f[2] & COMMON_CAUSE)), others) : "";
   const sentences = common ? [`${text}.`] : [`${text}${names}.`];
   if (common) {
-    const subject = one ? "It" : common === raised ? "All of them" : common.toLocaleString("en"),
-      verb = common === 1 ? "has" : "have";
+    const which = one ? "this alarm" : common === raised ? "all of them" : `${common.toLocaleString("en")} of them`;
     sentences.push(
-      `${subject} ${verb} a cause that is common to most clients, such as a season` +
+      `At ${which} the data changed as at most clients, for example with a season` +
         (others && names ? `; the ${others === 1 ? "other alarm" : "other alarms"}${names}.` : "."),
     );
   }
-  if (confirmed || contradicted)
-    sentences.push(
-      `Later data confirmed ${confirmed.toLocaleString("en")} and contradicted ${contradicted.toLocaleString("en")}.`,
-    );
+  if (confirmed || contradicted) sentences.push(describeReviews(run.alarms));
   else if (reviewed) sentences.push(`Later data neither confirmed nor contradicted ${one ? "it" : "any"}.`);
   return sentences;
+}
+
+// Describes what later data said about the alarms that were compared with them.
+function describeReviews({ raised, reviewed, confirmed, contradicted }) {
+  const undecided = Math.max(0, reviewed - confirmed - contradicted),
+    others = Math.max(0, raised - Math.max(reviewed, confirmed + contradicted)),
+    parts = [`confirmed ${confirmed.toLocaleString("en")}`, `contradicted ${contradicted.toLocaleString("en")}`];
+  if (undecided) parts.push(`left ${undecided.toLocaleString("en")} undecided`);
+  const last = parts.pop();
+  return (
+    `Later data ${parts.join(", ")} and ${last}` +
+    (others ? `; ${count(others, "alarm")} ${others === 1 ? "was" : "were"} not compared with later data.` : ".")
+  );
 }
 
 // Names the clients and times of a few moves; of many, returns an empty text.
 function nameMoves(run, stream, moves, n) {
   if (!n || n > MAX_NAMED_MOVES || moves.length < n) return "";
-  return `: ${moves.map(([t, c]) => `${shorten(nameOf(stream, c), 24)} at ${timeOf(run, t)}`).join(", ")}`;
+  return `: ${moves.map(([t, c]) => `${shortenMiddle(nameOf(stream, c), 24)} at ${timeOf(run, t)}`).join(", ")}`;
 }
 
 // Returns the alarms, and the switches to another model without an alarm, if the true concepts are unknown.
@@ -124,7 +133,7 @@ function buildTiles(view) {
     ),
   );
   const worst = run.worst[0],
-    who = worst && !isSample(view.stream) ? `${shorten(nameOf(view.stream, worst[0]), 20)}; ` : ""; // the client may not be shown
+    who = worst && !isSample(view.stream) ? `${shortenMiddle(nameOf(view.stream, worst[0]), 20)}; ` : ""; // the client may not be shown
   tiles.push(
     tile("Worst client", level(x.worst), unit(), worst ? `${who}10th percentile ${level(x.tenth)}${unit()}` : ""),
   );
@@ -149,7 +158,7 @@ function buildTiles(view) {
   const { raised, acted_on, common } = run.alarms,
     acted = acted_on === raised ? (raised === 1 ? "acted on" : "all acted on") : `${acted_on || "none"} acted on`;
   tiles.push(
-    tile("Alarms", raised.toLocaleString("en"), "", raised ? acted + (common ? `; ${common} with a common cause` : "") : ""),
+    tile("Alarms", raised.toLocaleString("en"), "", raised ? acted + (common ? `; ${common} as at most clients` : "") : ""),
   );
   if (!d) tiles.push(tile("Switches", run.n_moves[1].toLocaleString("en"), "", "to another model without an alarm"));
   tiles.push(
@@ -242,7 +251,8 @@ function spark(maps, c, width = 150, height = 22) {
     "aria-label": `${score.title} over time`,
   });
   const x = (t) => 2 + (t / Math.max(1, maps.T - 1)) * (width - 4),
-    y = (v) => height - 3 - ((v - maps.low) / Math.max(1, maps.high - maps.low)) * (height - 6);
+    y = (v) =>
+      height - 3 - (Math.min(1, Math.max(0, v - maps.low) / Math.max(1, maps.high - maps.low)) * (height - 6));
   const points = range(maps.T)
     .map((t) => [t, maps.cells.accuracy[maps.cellIndex(t, c)]])
     .map(([t, v]) => [t, v < 0 ? null : v]);
@@ -287,19 +297,19 @@ function evidence(maps, t, c) {
   return { old: test(t - 1), now: loss ? loss[maps.cellIndex(t, c)] : null, next: test(t) };
 }
 
-// The name and the format of a test beside scores before training; an error if those are errors.
-function asBefore(run) {
+// The name, the format and the unit of a test beside scores before training; an error if those are errors.
+function testBefore(run) {
   return score.name === "accuracy" && run.metric === "error"
-    ? ["error", (x) => number(known(x) ? 1 - x : x, 3)]
-    : [score.title, (x) => (known(x) ? level(x) + unit() : "–")];
+    ? ["error", (x) => number(known(x) ? 1 - x : x, 3), ""]
+    : [score.title, level, unit()];
 }
 
 function numbersOf(maps, t, c) {
   const { old, now } = evidence(maps, t, c),
-    [what, show] = asBefore(maps.run),
+    [what, show, unitOfTest] = testBefore(maps.run),
     [before, after] = [maps.cellIndex(t - 1, c), maps.cellIndex(t, c)].map((k) => maps.cells.model[k]);
   const parts = [
-    known(old) && `model ${before} had ${what} ${show(old)}`,
+    known(old) && `model ${before} had ${what} ${show(old)}${unitOfTest}`,
     known(now) && `model ${after} had ${maps.run.metric} ${number(now, 3)} before training`,
   ].filter(Boolean);
   return parts.length ? `: on its new data, ${parts.join(" and ")}` : "";
@@ -309,8 +319,25 @@ function sentence(text) {
   return text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : ".");
 }
 
-function shorten(name, length) {
-  return name.length <= length ? name : name.slice(0, length - 1) + "…";
+// Shortens a name in its middle, since long names often differ at their ends.
+function shortenMiddle(name, length) {
+  if (name.length <= length) return name;
+  const nLast = Math.ceil(0.6 * (length - 1));
+  return `${name.slice(0, length - 1 - nLast).trimEnd()}…${name.slice(-nLast).trimStart()}`;
+}
+
+// Shortens names so that they stay different: without the words with which all of them begin, then in their middle.
+function shortenNames(names, length) {
+  if (names.every((name) => name.length <= length)) return names;
+  const common = findCommonWords(names).length;
+  return names.map((name) => shortenMiddle(common ? `…${name.slice(common)}` : name, length));
+}
+
+// Returns the words with which all names begin.
+function findCommonWords(names) {
+  let n = names.length > 1 ? names[0].length : 0;
+  for (const name of names) while (!name.startsWith(names[0].slice(0, n))) n--;
+  return names[0].slice(0, n).replace(/[\p{L}\p{N}]+$/u, "");
 }
 
 function nameOf(stream, c) {
