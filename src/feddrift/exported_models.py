@@ -133,6 +133,11 @@ class Exported:
         """The names of the features in the order of x; empty if they have no names."""
         return tuple(self.about["columns"])
 
+    @property
+    def classes(self) -> tuple[int | str, ...]:
+        """The classes by their names in the data, in the order of the columns of `predict_proba`."""
+        return tuple(self.about["classes"])
+
     def of(self, client: str) -> Predictor:
         """Return the models that a client uses.
 
@@ -150,7 +155,7 @@ class Exported:
             votes,
             ballot=about["ballot"],
             features=tuple(about["net"]["features"]),
-            classes=tuple(about["classes"]),
+            classes=self.classes,
             columns=self.columns,
             recipe=tuple(Feature(**feature) for feature in about["recipe"]),
         )
@@ -160,7 +165,10 @@ class Exported:
         return self.of(client).predict(x)
 
     def predict_proba(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Floats:
-        """Return the probabilities [n, class] of inputs x[n, ...] by the models that a client uses."""
+        """Return the probabilities [n, class] of inputs x[n, ...] by the models that a client uses.
+
+        The order of the classes is that of `classes`.
+        """
         return self.of(client).predict_proba(x)
 
 

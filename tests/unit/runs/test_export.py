@@ -165,6 +165,9 @@ def test_inputs_go_by_name_whatever_their_order(tmp_path: Path, capsys: pytest.C
     x = draw.normal(size=(200, 2))
     told = found.predict("b", {"price": x[:, 1], "colour": ["red"] * 200, "traffic": x[:, 0]})
     assert (told == found.predict("b", x)).all() and ((told == "yes") == (x[:, 1] > 0)).mean() > 0.9
+    assert found.classes == ("no", "yes")
+    most_probable = np.array(found.classes)[found.predict_proba("b", x).argmax(axis=1)]
+    assert (most_probable == told).all()
     for wrong, why in (
         ({"price": [1.0]}, "no column 'traffic'"),
         ({"price": [1.0], "traffic": [1.0, 2.0]}, "same length"),
