@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from feddrift import streams
+from feddrift._internal.system import check_folder_path
 from feddrift.algorithms import RECOMMENDED
 from feddrift.errors import ConfigError, DataError, FeddriftError, unknown_name_error
 from feddrift.exported_models import ABOUT_FILE
@@ -362,6 +363,7 @@ def export_each(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
 
             yield out, export_federation(server.resolve(), out)
             return
+    check_folder_path(out)
     runs = find_checkpoint_folders(folder)
     if not runs:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")

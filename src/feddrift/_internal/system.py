@@ -25,6 +25,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     Raises:
         DataError: The file cannot be written.
     """
+    check_file_path(path)
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,6 +39,20 @@ def atomic_write(path: Path, data: bytes) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def check_file_path(path: Path) -> None:
+    """Raise DataError if a path cannot be that of a file: it is a folder, or below a file; folders may be missing."""
+    if not path.name or os.path.isdir(path):
+        raise DataError(f"cannot write {path}: it is a folder, give the name of a file, such as {path / 'NAME'}")
+    check_folder_path(path.parent)
+
+
+def check_folder_path(folder: Path) -> None:
+    """Raise DataError if a path cannot be that of a folder: it is a file, or below one; folders may be missing."""
+    for parent in (folder, *folder.parents):
+        if os.path.exists(parent) and not os.path.isdir(parent):
+            raise DataError(f"cannot write below {parent}: it is a file, not a folder")
 
 
 @contextmanager

@@ -100,7 +100,10 @@ def report_records(  # noqa: C901
     ] = Weigh.clients,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a page for a browser, also of unfinished runs")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="write a page for a browser, also of unfinished runs; missing folders are created"
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="with --html: write the page again every 5 s, until Ctrl-C")

@@ -220,9 +220,10 @@ def _continue_runs(checkpoint_folders: Sequence[Path], load_run: Callable[[Path]
         load_run: Returns the run of a checkpoint folder.
 
     Raises:
-        typer.Exit: A run failed; its error has been printed.
+        typer.Exit: A run failed; its error has been printed. The code is 1 after an unexpected error.
     """
     paths = list[Path]()
+    code = 2
     runs_by_error: dict[str, list[str]] = {}
     for folder in checkpoint_folders:
         try:
@@ -232,17 +233,18 @@ def _continue_runs(checkpoint_folders: Sequence[Path], load_run: Callable[[Path]
             message = str(error)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
+            code = 1
         runs = runs_by_error.setdefault(message.replace(folder.stem, ""), [])
         runs.append(folder.stem)
         if len(runs) == 1:
             print_error(f"{folder.stem}: {message}")
-    for first, *others in runs_by_error.values():
+    for _, *others in runs_by_error.values():
         if others:
-            print_error(f"the error of {first} also occurred in {join_first(others)}")
+            print_to_stderr(f"the same error occurred in {join_first(others)}")
     if paths:
         _print_results(paths)
     if runs_by_error:
-        raise typer.Exit(1)
+        raise typer.Exit(code)
 
 
 def _execute_runs(runs: Iterable[RecordedRun], names: Sequence[str] = ()) -> list[Path]:
@@ -370,6 +372,8 @@ def _select_settings(name: str, names: Sequence[str], settings: dict[str, str]) 
             legal[algorithm] = algorithms.get_options(algorithms.find_entry(algorithm).cls)
     all_legal = {key for options in legal.values() for key in options}
     unknown = [key for key in settings if key not in all_legal]
+    if unknown and len(names) > 1 and len(legal) == len(names) and not all_legal:
+        raise ConfigError(f"{' and '.join([', '.join(names[:-1]), names[-1]])} have no settings, got '{unknown[0]}'")
     if unknown and len(names) > 1 and len(legal) == len(names):
         raise unknown_name_error(f"setting of {', '.join(names)}", unknown[0], sorted(all_legal))
     return {k: v for k, v in settings.items() if k in legal.get(name, settings) or k in unknown}

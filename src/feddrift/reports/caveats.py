@@ -157,7 +157,9 @@ def _compare_with_majority(group: Group) -> str | None:
     if gap >= 0 or not _is_clear(low, high):
         return None
     accuracy, majority = np.mean(pairs, axis=0)
-    right = f"{100 * accuracy:.2f} % right{_format_one_seed(len(pairs))}"
+    has_drifts = any((run.rows.concept >= 0).any() for run in group)
+    tests = "including drifts, " if has_drifts else ""
+    right = f"{tests}{100 * accuracy:.2f} % right{_format_one_seed(len(pairs))}"
     return f"{right}, less than always naming the client's most frequent class ({100 * majority:.2f} %)"
 
 

@@ -329,8 +329,12 @@ def parse_seeds(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         ends = (first, last if dash else first)
-        if not all(end.isdecimal() and len(end) < 20 for end in ends) or int(ends[1]) < int(ends[0]):
+        if not all(end.isdecimal() and len(end) < 20 for end in ends):
             raise ConfigError(f"seeds are a range such as 0-4 or a list such as 0,2,5, got '{text}'")
+        if int(ends[1]) < int(ends[0]):
+            raise ConfigError(
+                f"a range of seeds goes from the lower to the higher one, got '{text}': write {last}-{first}"
+            )
         if len(seeds) + int(ends[1]) - int(ends[0]) >= MAX_SEEDS:
             raise ConfigError(f"seeds are at most {MAX_SEEDS}, got '{text}'")
         seeds += range(int(ends[0]), int(ends[1]) + 1)
