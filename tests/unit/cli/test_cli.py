@@ -118,7 +118,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([*RUN, "--set", "delta=1.5"], "FedDrift.delta must be in [0, 1] for metric='error', got 1.5"),
     ([*RUN, "--set", "init=hot"], "FedDrift.init must be 'warm', 'fresh' or 'best', got 'hot'"),
     (["run", "--stream", "sine-2", "--algorithm", "Oracle", "--set", "a=1"], "Oracle has no settings, got 'a'"),
-    ([*RUN, "--seeds", "4-1"], "seeds are a range such as 0-4 or a list such as 0,2,5, got '4-1'"),
+    ([*RUN, "--seeds", "4-1"], "a range of seeds goes from the lower to the higher one, got '4-1': write 1-4"),
     ([*RUN, "--seed", "1", "--seeds", "0-1"], "give either --seed or --seeds, not both"),
     ([*RUN, "--seed", "-1"], "seed must be at least 0, got -1"),
     ([*RUN, "--seeds", "0-99999999"], "seeds are at most 10000"),

@@ -158,3 +158,13 @@ def test_the_command_takes_a_score(tmp_path: Path) -> None:
     for wrong in (["--score", "acc"], ["--score", "auc", "--paper"]):
         failed = runner.invoke(cli.app, ["report", str(tmp_path), *wrong])
         assert failed.exit_code != 0 and failed.exception is not None
+
+
+def test_a_level_says_that_it_includes_drifts(tmp_path: Path) -> None:
+    """Where drifts are known, the verdict's numbers leave them out; those of this sentence do not."""
+    head = make_header(algorithm="FedDrift", settings={}, concepts=[[0, 0], [0, 1], [0, 1]])
+    (sentence,) = find_caveats([write_record(tmp_path, head, columns(0.5))])
+    assert sentence == (
+        "sine-2, FedDrift: including drifts, 50.00 % right in one seed, less than always naming the client's most "
+        "frequent class (55.00 %)."
+    )
