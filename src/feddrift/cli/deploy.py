@@ -115,10 +115,22 @@ def run_server(
 def run_client(
     folder: Folder,
     address: Annotated[str | None, typer.Option("--server", help="host:port, in place of client.toml's")] = None,
+    status: Annotated[bool, typer.Option("--status", help="show what the server requested, and end")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="show and accept the changed settings that the server requests, and end")
+    ] = False,
 ) -> None:
     """Run a client; it reconnects by itself after it has lost the server."""
+    from feddrift.deploy.operate import client_requests
     from feddrift.deploy.processes import launcher
 
+    if status and accept:
+        raise ConfigError("--status and --accept are two commands: choose one")
+    if status or accept:
+        describe = client_requests.describe_requests if status else client_requests.accept_requested_settings
+        for line in describe(folder):
+            print_line(line)
+        return
     launcher.run_client(folder, address)
 
 

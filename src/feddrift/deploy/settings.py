@@ -21,7 +21,7 @@ from feddrift.engines.flower.server.exchange import WaitingRules
 from feddrift.errors import ConfigError, describe_validation_error
 from feddrift.nets import build_client_net, check_fits, import_model
 from feddrift.router import Route
-from feddrift.runs.record import AUDIT_FILE, LEGACY_HISTORY_FILE
+from feddrift.runs.record import OTHER_LOG_FILES
 from feddrift.types import Average, Local, Net
 
 MAX_ARCHIVED_TIME_STEPS = 100  # pinned time steps are not counted
@@ -149,7 +149,7 @@ class Settings(BaseModel):
             settings = cls(**values)
         except ValidationError as error:
             raise ConfigError(f"{source}: {describe_validation_error(error)}") from None
-        if f"{check_name(settings.experiment, 'an experiment')}.jsonl" in (AUDIT_FILE, LEGACY_HISTORY_FILE):
+        if f"{check_name(settings.experiment, 'an experiment')}.jsonl" in OTHER_LOG_FILES:
             raise ConfigError(
                 f"{source}: experiment {settings.experiment!r} is the name of another file: choose another name"
             )

@@ -10,7 +10,8 @@ import numpy as np
 from feddrift.runs.record import Record
 
 REQUEST_KINDS = ("hello", "evaluate", "describe", "reroute", "contest", "tournament", "train", "explain")
-REFUSED_REPLY_PREFIX = "its reply is refused"  # beginning of the trouble if a reply cannot be used
+# Beginnings of the trouble if a reply cannot be used, or if the client's policy does not allow the request.
+REFUSED_REPLY_PREFIXES = "its reply is refused", "it refuses the request"
 MAX_LISTED_PROBLEMS = 1000  # the newest missing replies and notes on the page
 
 

@@ -28,6 +28,8 @@ PACKED_SUFFIX = ".jsonl.xz"
 HEADER_PATTERN = re.compile(rb'\{"kind": ?"header"')  # the beginning of each record in a packed file
 LEGACY_HISTORY_FILE = "history.jsonl"  # written by deployments of version 0.1
 AUDIT_FILE = "audit.jsonl"  # the audit log, which the server of a deployment writes beside its record
+REQUEST_LOG_FILE = "requests.jsonl"  # the log of requests, which a client of a deployment writes into its folder
+OTHER_LOG_FILES = LEGACY_HISTORY_FILE, AUDIT_FILE, REQUEST_LOG_FILE  # these are not records
 Weigh = Literal["clients", "rows"]
 # The type of a column of Rows, and the value where it is unknown, by its annotation.
 COLUMN_TYPES = {"Floats": (np.float64, np.nan), "Ints": (np.int64, -1), "Bools": (np.bool_, False)}
@@ -383,7 +385,7 @@ def find_record_paths(folder: str | Path, allow_empty: bool = False) -> list[Pat
         if os.path.isfile(folder) or os.path.isfile(f"{folder}.part"):
             return [Path(str(folder).removesuffix(".part"))]
         raise DataError(f"{folder} is neither a folder of records nor a record")
-    paths = {path for path in Path(folder).rglob("*.jsonl") if path.name not in (LEGACY_HISTORY_FILE, AUDIT_FILE)}
+    paths = {path for path in Path(folder).rglob("*.jsonl") if path.name not in OTHER_LOG_FILES}
     paths |= {path.with_suffix("") for path in Path(folder).rglob("*.jsonl.part")}
     if not paths and not allow_empty:
         raise DataError(f"no records (*.jsonl) below {folder}")

@@ -17,6 +17,7 @@ from feddrift._internal import checkpoint
 from feddrift.deploy.server.loop import federate
 from feddrift.engines.flower.client.batches import StepFiles
 from feddrift.engines.flower.client.client import Client, load_client
+from feddrift.engines.flower.client.policy import PERMISSIVE
 from feddrift.engines.flower.client.store import Store
 from feddrift.runs.record import read
 from tests.support.cli import run_and_get_output
@@ -46,7 +47,7 @@ def write(folder: Path, n: int, rows: int, x: float = 1.0) -> None:
 
 
 def in_folder(root: Path) -> Client:
-    (root / "client.toml").write_text('name = "a"\n')
+    (root / "client.toml").write_text('name = "a"\n[policy]\nmin_rows = 1\nmin_batch = 1\nmin_steps = 1\n')
     return load_client(root)
 
 
@@ -128,13 +129,18 @@ def test_a_gap_waits_and_a_batch_without_rows_fills_it(tmp_path: Path, caplog: p
 
 
 def test_a_function_may_return_nothing(tmp_path: Path) -> None:
-    client = Client("a", tmp_path, lambda n: ([], []) if n == 0 else (np.ones((n, 2)), [0] * n) if n < 3 else None)
+    client = Client(
+        "a",
+        tmp_path,
+        lambda n: ([], []) if n == 0 else (np.ones((n, 2)), [0] * n) if n < 3 else None,
+        policy=PERMISSIVE,
+    )
     told = [hello(client, tau) for tau in range(3)]
     assert [now["cells"] for now in told] == [[], [[1, 1]], [[1, 1], [2, 2]]]
 
 
 def test_a_batch_that_fails_does_not_keep_back_the_one_before(tmp_path: Path) -> None:
-    client = Client("a", tmp_path, lambda n: (np.ones((4, 2)), [0] * 4) if n == 0 else [][n])
+    client = Client("a", tmp_path, lambda n: (np.ones((4, 2)), [0] * 4) if n == 0 else [][n], policy=PERMISSIVE)
     assert hello(client, tau=3)["cells"] == [[3, 4]]
     assert "IndexError" in hello(client, tau=4)["failed"]
 
@@ -145,14 +151,14 @@ def test_a_store_of_an_older_version_continues_its_numbering(tmp_path: Path) -> 
     for t in range(3):
         cell = {"x": np.full((4, 2), t, dtype=np.float32), "y": np.zeros(4, dtype=np.int32)}
         checkpoint.write(cells / f"{t:06d}-4.cell", {}, cell)
-    client = Client("a", tmp_path, lambda n: (np.full((5, 2), n), [0] * 5) if n < 4 else None)
+    client = Client("a", tmp_path, lambda n: (np.full((5, 2), n), [0] * 5) if n < 4 else None, policy=PERMISSIVE)
     assert hello(client, tau=7)["cells"] == [[0, 4], [1, 4], [2, 4], [7, 5]]
     store = client.open_store("test")
     assert store.read_batch(7)[0].tolist() == [[3, 3]] * 5 and store.read_batch(1)[0].tolist() == [[1, 1]] * 4
 
 
 def test_whose_batches_come_with_the_time_keeps_the_files_of_before(tmp_path: Path) -> None:
-    client = Client("a", tmp_path, make_batch_loader(make_swapping_stream(), 0))
+    client = Client("a", tmp_path, make_batch_loader(make_swapping_stream(), 0), policy=PERMISSIVE)
     for tau in range(3):
         hello(client, tau)
     names = sorted(path.name for path in (tmp_path / "test" / "a" / "cells").iterdir())
@@ -165,7 +171,7 @@ def test_forgotten_data_do_not_come_back(tmp_path: Path) -> None:
     def load(n: int) -> Any:
         return (np.ones((30, 2)), [0] * 30) if n < 3 else ([], []) if n < 5 else None
 
-    client = Client("a", tmp_path, load, max_rows=20)
+    client = Client("a", tmp_path, load, max_rows=20, policy=PERMISSIVE)
     told = [hello(client, tau)["cells"] for tau in range(3, 9)]
     assert told[2:] == [[[5, 30]]] * 4 and client.open_store("test").get_next_batch_number() == 5
 

@@ -30,6 +30,7 @@ from feddrift.deploy.server.loop import federate, run_federation
 from feddrift.deploy.settings import Settings
 from feddrift.engines.flower import serialization
 from feddrift.engines.flower.client.client import Client, load_client, make_client_app
+from feddrift.engines.flower.client.policy import PERMISSIVE
 from feddrift.engines.flower.client.serve import current
 from feddrift.engines.flower.messages import VERSION
 from feddrift.engines.flower.model_parts import describe_models
@@ -619,7 +620,7 @@ def test_nothing_that_a_clients_own_code_says_reaches_the_server(
 def test_files_arrive_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "classes.txt").write_text("no\nyes\n")
-    (tmp_path / "client.toml").write_text('name = "a"\nmax_age = 2\n')
+    (tmp_path / "client.toml").write_text('name = "a"\nmax_age = 2\n[policy]\nmin_rows = 1\n')
     client, engine = load_client(tmp_path), make_federation(make_swapping_stream())
 
     def cells(tau: int) -> Any:
@@ -639,7 +640,7 @@ def test_files_arrive_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_store_forgets_the_oldest_and_never_takes_them_in_again(tmp_path: Path) -> None:
     stream = make_swapping_stream(n_steps=5)
-    client = Client("a", tmp_path, make_batch_loader(stream, 0), max_rows=130)
+    client = Client("a", tmp_path, make_batch_loader(stream, 0), max_rows=130, policy=PERMISSIVE)
     engine = make_federation(stream)
     told = [get_reply(client, "hello", make_request(engine, "hello", {}, tau=tau))["cells"] for tau in range(5)]
     assert told[-1] == [[3, 60], [4, 60]] and told[1] == [[0, 60], [1, 60]]
@@ -647,7 +648,7 @@ def test_a_store_forgets_the_oldest_and_never_takes_them_in_again(tmp_path: Path
 
 def test_experiments_do_not_leak_into_each_other(tmp_path: Path) -> None:
     client, engine = (
-        Client("a", tmp_path, make_batch_loader(make_swapping_stream(), 0)),
+        Client("a", tmp_path, make_batch_loader(make_swapping_stream(), 0), policy=PERMISSIVE),
         make_federation(make_swapping_stream()),
     )
     get_reply(client, "hello", make_request(engine, "hello", {}, tau=1))
@@ -657,7 +658,7 @@ def test_experiments_do_not_leak_into_each_other(tmp_path: Path) -> None:
 def test_a_load_function_with_wrong_data_is_refused(tmp_path: Path) -> None:
     engine = make_federation(make_swapping_stream())
     for wrong in (lambda t: (np.zeros((3, 5)), [0, 1, 0]), lambda t: (np.zeros((3, 2)), [0, 1, 9])):
-        client = Client("a", tmp_path, wrong)
+        client = Client("a", tmp_path, wrong, policy=PERMISSIVE)
         assert "DataError" in get_reply(client, "hello", make_request(engine, "hello", {}))["failed"]
 
 

@@ -65,6 +65,7 @@ class AdaptiveFedAvg:
     """Adaptive-FedAvg: FedAvg with SGD on the newest time step, whose learning rate the server tunes."""
 
     lr: float = option(0.01, "the initial learning rate of SGD, and its upper bound")
+    needs_consent = ("sgd",)
 
     def __post_init__(self) -> None:
         if not 0 < self.lr <= 1e6:

@@ -55,6 +55,7 @@ class FedCCFAHeads:
     eps: float = option(0.1, "clients are linked for a class if the distance of their rows of the head is at most this")
     even: int = option(5, "rows of each class that balanced heads are trained on")
     head_steps: int = option(5, "local steps of training of balanced heads")
+    needs_consent = ("sgd",)
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps <= 2:

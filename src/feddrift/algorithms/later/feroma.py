@@ -66,6 +66,7 @@ class FEROMA:
     )
     layer: Layer = option("trunk", "layer of the profiles: the input of the net's head (trunk), input or logits")
     router: bool = option(True, "at a test a client's inputs determine whose model predicts; false: its own")
+    needs_consent = ("describe",)
 
     def __post_init__(self) -> None:
         if self.common_rounds < 1:

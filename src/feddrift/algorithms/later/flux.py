@@ -60,6 +60,7 @@ class FLUX:
     )
     layer: Layer = option("trunk", "layer of the profiles: the input of the net's head (trunk), input or logits")
     router: bool = option(True, "at a test a client's inputs determine its cluster; false: its cluster stays")
+    needs_consent = ("describe",)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rise <= 1:

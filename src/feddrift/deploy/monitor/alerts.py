@@ -26,7 +26,7 @@ from feddrift.deploy.monitor.logs import read_stop_reason
 from feddrift.deploy.monitor.status import Status, find_record_path, read_status
 from feddrift.deploy.pki.certificates import read_remaining_days
 from feddrift.reports.event_text import explain_alarm
-from feddrift.reports.exchanges import REFUSED_REPLY_PREFIX
+from feddrift.reports.exchanges import REFUSED_REPLY_PREFIXES
 from feddrift.runs.locks import is_being_written
 from feddrift.runs.record import AUDIT_FILE, Record, get_part_path
 
@@ -73,7 +73,7 @@ def find_record_notices(record: Record) -> Iterator[Notice]:
         for c, trouble in zip(line["c"], line["trouble"], strict=True):
             kind: NoticeKind = "back"
             if trouble is not None:
-                kind = "refused" if trouble.startswith(REFUSED_REPLY_PREFIX) else "silent"
+                kind = "refused" if trouble.startswith(REFUSED_REPLY_PREFIXES) else "silent"
             never_connected = kind == "silent" and c not in joined
             if line["asked"] == "explain" or last_kinds.get(c) == kind or never_connected:
                 continue

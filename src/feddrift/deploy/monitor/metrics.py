@@ -7,7 +7,7 @@ from pathlib import Path
 
 from feddrift.deploy.monitor.status import Status, find_record_path, read_status
 from feddrift.deploy.pki.certificates import read_remaining_days
-from feddrift.reports.exchanges import REFUSED_REPLY_PREFIX, summarise_clients
+from feddrift.reports.exchanges import REFUSED_REPLY_PREFIXES, summarise_clients
 
 Samples = Iterable[tuple[Mapping[str, str], float]]
 
@@ -51,7 +51,7 @@ def format_metrics(server: Path) -> str:
 def _add_client_metrics(federation: Status, page: MetricsPage) -> None:
     states = {"here": 0, "silent": 0, "refused": 0}
     for entry in federation.describe_clients().values():
-        refused = str(entry["trouble"] or "").startswith(REFUSED_REPLY_PREFIX)
+        refused = str(entry["trouble"] or "").startswith(REFUSED_REPLY_PREFIXES)
         states["here" if entry["here"] else "refused" if refused else "silent"] += 1
     samples = [({"state": state}, n) for state, n in states.items()]
     page.add_metric("clients", "gauge", "Number of clients by the outcome of their last request.", samples)

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from feddrift.deploy.flower_version import find_flwr_problem
+from feddrift.deploy.operate.client_requests import list_agreements
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.pki.certificates import find_issuer, read_authorities, read_authority_key
 from feddrift.deploy.pki.revocations import (
@@ -231,6 +232,12 @@ def _check_client(client: Path, server: Path | None) -> Iterator[str]:
             read_class_list(client / "data" / "classes.txt")
     except FeddriftError as error:
         yield str(error)
+    for experiment, agreement in list_agreements(client):
+        if changes := ", ".join(agreement.find_changes()):
+            yield (
+                f"the server of experiment {experiment} wants to change pinned settings ({changes}), which the client "
+                f"refuses: `feddrift deploy client {client} --accept` shows and accepts them"
+            )
     stores = [app.open_store(path.name) for path in app.root.glob("*") if path.is_dir()]
     if isinstance(app.load, StepFiles):
         yield from _find_missing_batches(app.load, stores)

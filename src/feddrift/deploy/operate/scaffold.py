@@ -44,6 +44,18 @@ ReadWritePaths={folder}
 WantedBy=multi-user.target
 """
 
+POLICY_TABLE = """
+[policy]                    # what the server may request (docs/deploy-policy.md)
+min_rows = 10               # rows that an update is trained on; smaller batches of data are not used
+min_batch = 10              # rows of a local step of such an update
+min_steps = 5               # local steps of such an update
+allow_sgd = false           # true: also the optimizer sgd, which Adaptive-FedAvg and FedCCFA-Heads need
+max_requests = 2000         # models to score or to train per time step; each round counts
+max_steps = 1000000         # local steps per time step
+max_memory = 8              # GB that a request may need
+pin = true                  # false: the net, the algorithm and the training settings may change at any time
+"""
+
 APP_PROJECT = """\
 [project]
 name = "feddrift-app"
@@ -202,8 +214,10 @@ def _create_client_folder(folder: Path, server: Path, name: str, address: str, c
         "# max_rows = 100000         # maximum number of stored rows\n"
         "# max_age = 50              # maximum age of stored rows in time steps\n"
         "# explain = true            # false: the server is not sent what changed in the data at an alarm\n"
+        "# describe = false          # true: send means by class, which FLUX, FEROMA and route need\n"
         "# look = 3                  # maximum seconds between polls for messages\n"
-        "# warm = true               # false: a new Python process per message: slower, needs less memory\n",
+        "# warm = true               # false: a new Python process per message: slower, needs less memory\n"
+        + POLICY_TABLE,
     )
     _write_unit(folder / "feddrift-client.service", "client", folder, f"client {name}", "always", 20)
 

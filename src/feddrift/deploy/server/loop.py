@@ -178,6 +178,7 @@ def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path)
         roster: The clients and their keys.
         folder: The folder `state` of the server.
     """
+    algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     engine = Flower(
         grid,
         roster,
@@ -189,7 +190,6 @@ def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path)
         settings.time_steps,
         explain=settings.explain,
     )
-    algorithm = algorithms.algorithm(settings.algorithm, **settings.settings)
     about = {
         "experiment": settings.experiment,
         "algorithm": settings.algorithm,
@@ -202,6 +202,8 @@ def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path)
         **({"route": settings.route} if settings.route != "none" else {}),
         **({"defend": True} if settings.defend else {}),
     }
+    engine.plan = {name: about[name] for name in ("algorithm", "settings", "local")}
+    engine.needs = {*getattr(algorithm, "needs_consent", ()), *(("describe",) if settings.route != "none" else ())}
     for _ in federate(engine, algorithm, folder, about, settings.archive):
         pass
 

@@ -103,6 +103,7 @@ class Hello(Request):
     serve: Body | None = None  # tau, models, votes, ballot, perhaps router
     seen: int | None = -1  # newest time step of which the server has row counts, -1: none; None: take no new data now
     revocations: Body | None = None  # highest serial number, perhaps the list; None: the server has no revocations
+    plan: Body | None = None  # algorithm, its settings, and the fields of Local, which clients pin
 
     @classmethod
     def with_models(
@@ -113,14 +114,14 @@ class Hello(Request):
         return cls({"tau": tau, "models": models, "votes": votes, "ballot": ballot, **optional})
 
     def to_body(self) -> Body:
-        optional = {"serve": self.serve, "revocations": self.revocations}
+        optional = {"serve": self.serve, "revocations": self.revocations, "plan": self.plan}
         return {name: value for name, value in optional.items() if value is not None} | {"seen": self.seen}
 
     @classmethod
     def from_body(cls, body: Body) -> Self:
         seen = body.get("seen", -1)
         checked = None if seen is None else check_int(seen, -1, MAX_SIZE)
-        return cls(body.get("serve"), checked, body.get("revocations"))
+        return cls(body.get("serve"), checked, body.get("revocations"), body.get("plan"))
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,7 @@ REQUESTS: dict[str, type[Request]] = {
     "describe": Describe,
     "reroute": Reroute,
 }
+REFUSABLE = "explain", "describe", "sgd"  # what a client may refuse always: kinds of requests, and an optimizer
 KIND_BY_REQUEST = {cls: kind for kind, cls in REQUESTS.items()}
 
 
@@ -248,7 +250,7 @@ class HelloReply:
     scores: dict[str, float] = field(default_factory=dict)  # finite scores of the same test, by name
     backlog: int = 0  # number of batches that have arrived and are not assigned to a time step yet
     gap: int | None = None  # number of a batch that has not arrived and must come before them
-    refuses: tuple[str, ...] = ()  # kinds of requests that the client always refuses, by its operator's choice
+    refuses: tuple[str, ...] = ()  # those of REFUSABLE that the client always refuses, by its operator's choice
 
     def to_body(self) -> Body:
         """Return the reply as plain values, to be sent as JSON."""
@@ -264,7 +266,7 @@ class HelloReply:
         if len(dict(cells)) != len(cells):
             raise InvalidMessageError("it names a time step twice")
         gap = None if body.get("gap") is None else check_int(body["gap"], 0, MAX_SIZE)
-        refuses = tuple(kind for kind in REQUESTS if kind in list(body.get("refuses", ())))
+        refuses = tuple(name for name in REFUSABLE if name in list(body.get("refuses", ())))
         reply = cls(dict(cells), backlog=check_int(body.get("backlog", 0), 0, MAX_SIZE), gap=gap, refuses=refuses)
         if "right" not in body:
             return reply

@@ -6,6 +6,7 @@ A part that a client has already is not sent to it again.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -122,6 +123,12 @@ def _parse_private_names(names: Iterable[str]) -> Iterator[tuple[str, int, int]]
     for name in names:
         if match := re.fullmatch(PRIVATE_PREFIX + "([0-9]+)-([0-9]+)-(trunk|head)", name):
             yield name, int(match[1]), int(match[2])
+
+
+def describe_net(net: Net) -> str:
+    """Describe a net by the shapes of its arrays, as a setting that clients pin."""
+    shapes = [tuple(np.shape(leaf)) for leaf in tree_leaves(init_template(net))]
+    return f"{sum(math.prod(shape) for shape in shapes)} weights in arrays {', '.join(map(str, shapes))}"
 
 
 def collect_part_names(specs: Iterable[Body]) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from feddrift.engines.flower.client.policy import Policy
 from feddrift.errors import ConfigError, safe_repr
 
 _SETTING_KINDS = {
@@ -22,12 +23,14 @@ _SETTING_KINDS = {
     "describe": "truth",
     "warm": "truth",
     "look": "seconds",
+    "policy": "table",
 }
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda value: isinstance(value, str) and value != "", "text in quotes"),
     "number": (lambda value: type(value) is int and value >= 1, "a whole number, at least 1"),
     "seconds": (lambda value: type(value) in (int, float) and 0.1 <= value <= 60, "a number of seconds from 0.1 to 60"),
     "truth": (lambda value: isinstance(value, bool), "true or false"),
+    "table": (lambda value: isinstance(value, dict), "a table [policy]"),
 }
 
 
@@ -35,7 +38,7 @@ def read_client_toml(folder: Path) -> dict[str, Any]:
     """Read and check client.toml in a client's folder.
 
     Returns:
-        The settings by name, without those that the file leaves out.
+        The settings by name, without those that the file leaves out. `policy` is always present, as a Policy.
 
     Raises:
         ConfigError: The file cannot be read or is not valid; the message is one sentence.
@@ -53,4 +56,4 @@ def read_client_toml(folder: Path) -> dict[str, Any]:
         is_legal, expected = _CHECKS[_SETTING_KINDS[name]]
         if not is_legal(value):
             raise ConfigError(f"{path}: {name} must be {expected}, got {safe_repr(value)}")
-    return settings
+    return settings | {"policy": Policy.from_table(settings.get("policy", {}), str(path))}

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from feddrift.engines.flower.client.policy import MIN_GROUP_ROWS, choose_sent_groups
 from feddrift.engines.flower.client.routers import read_projection
 from feddrift.engines.flower.messages import Describe, RequestContext
 from feddrift.engines.flower.model_parts import Body
@@ -27,14 +28,17 @@ def build_request(question: StatisticsRequest, models: list[Body]) -> Describe:
     return Describe(models, question.layer, question.by, project, question.square)
 
 
-def handle_describe(engine: InProcess, context: RequestContext, request: Describe, models: Models) -> Body:
-    """Compute a client's reply: counts, means and deviations, which are zero without rows.
+def handle_describe(
+    engine: InProcess, context: RequestContext, request: Describe, models: Models, min_rows: int
+) -> Body:
+    """Compute a client's reply: counts, means and deviations, which are zero for classes with too few rows.
 
     Args:
         engine: The client's data and net.
         context: The context of the request.
         request: The request.
         models: Its models.
+        min_rows: The minimum number of rows of a class, and of the rows that are not described.
 
     Raises:
         InvalidMessageError: The request is not valid.
@@ -52,8 +56,12 @@ def handle_describe(engine: InProcess, context: RequestContext, request: Describ
     project = _read_checked_projection(request.project, width)
     question = StatisticsRequest(layer, request.by, project, bool(request.square))  # type: ignore[arg-type]
     moments = engine.worker(context.tau).describe(models, np.array([context.index]), question)
-    body = {name: np.nan_to_num(getattr(moments, name)[0]).tolist() for name in ("mean", "std")}
-    return {"count": moments.count[0].tolist(), **body}
+    sent = np.array([choose_sent_groups(counts, min_rows) for counts in moments.count[0].tolist()])  # [m, k]
+    body = {
+        name: np.where(sent[..., None], np.nan_to_num(getattr(moments, name)[0]), 0.0).tolist()
+        for name in ("mean", "std")
+    }
+    return {"count": np.where(sent, moments.count[0], 0).tolist(), **body}
 
 
 def _read_checked_projection(project: Any, width: int) -> Any:
@@ -70,7 +78,7 @@ def read_reply(body: Body, shape: tuple[int, int, int], n: int, square: bool) ->
     Args:
         body: The body. A client that does not permit statistics replies without counts.
         shape: The number of models, of classes or 1, and the length of a mean.
-        n: The number of the client's rows.
+        n: The number of the client's rows; classes with few rows may be missing.
         square: Whether the reply contains deviations.
 
     Returns:
@@ -83,7 +91,9 @@ def read_reply(body: Body, shape: tuple[int, int, int], n: int, square: bool) ->
         return Moments.empty(1, *shape)
     count = np.array(body["count"])
     mean, std = (np.array(body[name], dtype=np.float64) for name in ("mean", "std"))
-    if count.shape != shape[:2] or count.dtype.kind != "i" or (count < 0).any() or (count.sum(axis=1) != n).any():
+    are_counts = count.shape == shape[:2] and count.dtype.kind == "i" and not (count < 0).any()
+    n_left_out = n - count.sum(axis=-1)  # rows of classes with few rows
+    if not are_counts or not np.isin(n_left_out, [0, n, *range(MIN_GROUP_ROWS, n)]).all():
         raise InvalidMessageError(f"expected counts of shape {shape[:2]}, each model's adding up to {n}")
     if mean.shape != shape or std.shape != shape or not np.isfinite([mean, std]).all() or (std < 0).any():
         raise InvalidMessageError(f"expected finite means and deviations of shape {shape}")

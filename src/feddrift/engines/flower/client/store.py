@@ -84,15 +84,22 @@ class Store:
         batches = self.list_batches()
         return batches[max(batches)].n + 1 if batches else 0
 
-    def take_next_batch(self, load: Load, tau: int, features: tuple[int, ...], n_classes: int) -> None:
-        """Load the next batch and assign it to time step tau, if it has arrived and the time step has none yet."""
+    def take_next_batch(self, load: Load, tau: int, features: tuple[int, ...], n_classes: int) -> StoredBatch | None:
+        """Load the next batch and assign it to time step tau, if it has arrived and the time step has none yet.
+
+        Returns:
+            The batch, or None if none was loaded.
+        """
         if max(self.list_batches(), default=-1) >= tau:
-            return
+            return None
         n = self.get_next_batch_number()
         cell = load(n)
-        if cell is not None:
-            x, y = check_batch(cell, n, features, n_classes)
-            self._write(self.path / "cells" / StoredBatch(tau, len(x), n).file_name, {"x": x, "y": y})
+        if cell is None:
+            return None
+        x, y = check_batch(cell, n, features, n_classes)
+        batch = StoredBatch(tau, len(x), n)
+        self._write(self.path / "cells" / batch.file_name, {"x": x, "y": y})
+        return batch
 
     def read_or_repair_batch(
         self, load: Load, t: int, features: tuple[int, ...], n_classes: int
@@ -120,16 +127,17 @@ class Store:
         arrays = self._read(self.path / "cells" / batch.file_name)
         return arrays["x"], arrays["y"]
 
-    def move_unseen_batch(self, tau: int, seen: int) -> None:
+    def move_unseen_batch(self, tau: int, seen: int, min_rows: int = 1) -> None:
         """Assign the newest batch to time step tau if the server has not counted it yet.
 
         Args:
             tau: The time step.
             seen: The newest time step for which the server has a row count of this client.
+            min_rows: The number of rows below which a batch is not shown to the server, so it is not moved.
         """
         batches = self.list_batches()
         newest = batches[max(batches)] if batches else StoredBatch(tau, 0, 0)
-        if newest.rows and seen < newest.t < tau:
+        if newest.rows >= min_rows and seen < newest.t < tau:
             cells = self.path / "cells"
             (cells / newest.file_name).rename(cells / replace(newest, t=tau).file_name)
 

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from feddrift.engines.flower import model_parts
+from feddrift.engines.flower.client.policy import Policy
+from feddrift.engines.flower.client.request_log import RequestEntry
 from feddrift.engines.flower.client.store import Store
 from feddrift.engines.flower.messages import MAX_MODEL_ID, MAX_SIZE, RequestContext, Train, unpack_entries
 from feddrift.engines.flower.model_parts import Body, Part
 from feddrift.engines.flower.serialization import InvalidMessageError, check_int, check_numbers
-from feddrift.engines.local.engine import InProcess
+from feddrift.engines.local.engine import InProcess, InProcessWorker
+from feddrift.engines.sparse_weights import Entries
 from feddrift.engines.worker import TrainingPlan, Worker
 from feddrift.models import get_params
 from feddrift.trees import map_trunk_and_head, mark_trunk, split_trunk_and_head
@@ -23,7 +26,14 @@ MAX_SECONDS = 1e6  # maximum time that a request may allow for further rounds
 
 
 def handle_train(
-    engine: InProcess, store: Store, context: RequestContext, request: Train, models: Models, targets: Models | None
+    engine: InProcess,
+    store: Store,
+    context: RequestContext,
+    request: Train,
+    models: Models,
+    targets: Models | None,
+    policy: Policy,
+    entry: RequestEntry,
 ) -> tuple[Body, dict[str, Part]]:
     """Train models, and store the optimiser's moments.
 
@@ -34,12 +44,15 @@ def handle_train(
         request: The request.
         models: The models to train.
         targets: The models towards which they are pulled, if the request names any.
+        policy: The limits of what the server may request.
+        entry: The entry of the request in the log.
 
     Returns:
         The reply, and the trained parts of models, without those of private models, which are stored.
 
     Raises:
         InvalidMessageError: The request is not valid, or would reveal a private model.
+        RequestRefusedError: The policy does not allow it.
     """
     local = Local(**request.local)
     round = int(request.round)
@@ -55,6 +68,16 @@ def handle_train(
     n_rows = engine.stream.counts[w.t, w.c]
     if not (len(n_rows) and all(n_rows > 0)):
         raise InvalidMessageError("it requests training on data that this client does not have")
+    if not (np.isfinite(w.value) & (w.value > 0)).all():
+        raise InvalidMessageError("it gives data a weight that is not a number above 0")
+    entry.rows = int(engine.stream.counts[np.unique(w.t), context.index].sum())
+    if not request.keep:  # private models are not sent
+        policy.check_local_steps(local)
+        worker = engine.worker(context.tau)
+        assert isinstance(worker, InProcessWorker)
+        for m in np.unique(w.m).tolist():
+            cells = w.select(w.m == m)
+            policy.check_rows(*find_effective_rows(worker, context.index, models.ids[m], cells, local))
     before = store.read_optimizer_before(context.tau, round)
 
     def create_worker() -> Worker:
@@ -142,3 +165,36 @@ def _store_private_models(engine: InProcess, store: Store, trained: Models, plan
     ids = {trained.ids[m] for m in plan.model}
     store.drop_parts(model_parts.find_later_private_parts(store.list_parts(), ids, label))
     store.put_parts(parts)
+
+
+def find_effective_rows(worker: InProcessWorker, c: int, model_id: int, w: Entries, local: Local) -> tuple[float, int]:
+    """Compute how many rows of a client determine an update.
+
+    Args:
+        worker: The worker of the client.
+        c: The client.
+        model_id: The id of the model.
+        w: The weights of the client's cells for this model, all positive.
+        local: The settings of local training.
+
+    Returns:
+        One divided by the largest share of a row in the drawn examples, and the smallest number of distinct rows of a
+        cell.
+    """
+    if local.by_class:
+        tables = worker.build_tables(c, model_id, w.t, w.value, local)
+        cells = np.split(tables.rows, np.cumsum(tables.sizes)[:-1])
+        mass = tables.mass
+    else:
+        cells = [worker.select_training_rows(int(t), c, model_id, local) for t in w.t]
+        mass = np.array([len(cell) for cell in cells], dtype=np.float64)
+    chance = w.value / w.value.max() * mass  # scaled, so that the sum cannot overflow
+    chance /= chance.sum()
+    largest_share = 0.0
+    min_rows_per_cell = np.iinfo(np.int64).max
+    for rows, cell_chance in zip(cells, chance.tolist(), strict=True):
+        _, places = np.unique(rows, return_counts=True)
+        places = places if local.by_class else np.ones_like(places)  # a bootstrap repeats rows by chance
+        largest_share = max(largest_share, cell_chance * int(places.max(initial=0)) / max(1, int(places.sum())))
+        min_rows_per_cell = min(min_rows_per_cell, len(places))
+    return 1 / largest_share, min_rows_per_cell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -65,6 +65,9 @@ class Flower(ClientConnection, Engine):
             raise ConfigError(f"quorum must be in 1..{len(roster.clients)}, got {waiting.quorum}")
         ClientConnection.__init__(self, grid, roster, seed, waiting)
         self.explain = explain
+        self.plan: Body | None = None  # algorithm, settings and local training, which clients pin
+        self.needs: Collection[str] = ()  # what the method needs and clients may refuse, see messages.REFUSABLE
+        self._refused_needs: dict[int, set[str]] = {}  # by client, those of `needs` that it refuses
         self.net = net
         self.local = local
         self.conditions = conditions
@@ -196,11 +199,11 @@ class Flower(ClientConnection, Engine):
                     used = np.union1d(used, shared[:1])
                 hello, parts = self._build_serving_hello(tau - 1, state, c, used)
             seen = max(np.flatnonzero(self.counts[:, c]).tolist(), default=-1)
-            requests[c] = replace(hello, seen=None if has_begun else seen), parts
+            requests[c] = replace(hello, seen=None if has_begun else seen, plan=self.plan), parts
         if tau >= len(self.counts):
             new_times = np.zeros((tau + 1 - len(self.counts), len(self.roster.clients)), dtype=np.int64)
             self.counts = np.concatenate([self.counts, new_times])
-        replies = self.send_requests(tau, requests, lambda c, body, _: HelloReply.from_body(body, tau))
+        replies = self.send_requests(tau, requests, lambda c, body, _: self._read_hello_reply(c, body, tau))
         for c, reply in replies.items():
             too_late = has_begun and not self.counts[tau, c]  # the client shows this batch again in the next time step
             self.counts[:, c] = 0
@@ -215,6 +218,16 @@ class Flower(ClientConnection, Engine):
             if state is not None and requests[c][1]:
                 self._parts_at_client[c] = self._served_parts[c] = set(requests[c][1])
         return set(replies)
+
+    def _read_hello_reply(self, c: int, body: Body, tau: int) -> HelloReply:
+        """Read a reply, and report once if the client refuses something that the method needs."""
+        reply = HelloReply.from_body(body, tau)
+        refused = set(reply.refuses) & set(self.needs)
+        for name in sorted(refused - self._refused_needs.get(c, set())):
+            setting = "allow_sgd = true in its [policy]" if name == "sgd" else f"{name} = true in its client.toml"
+            self._add_note(c, f"it refuses {name}, which this method needs: its operator can set {setting}")
+        self._refused_needs[c] = refused
+        return reply
 
     def _build_serving_hello(self, tau: int, state: State, c: int, used: Ints) -> tuple[Hello, dict[str, Part]]:
         """Return a hello with the models at these positions and those that the router may choose; and their parts."""
