@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 import feddrift as fd
+from feddrift.algorithms import ALGORITHMS
 from feddrift.deploy.operate import check, scaffold
 from feddrift.engines.flower.client import agreement as agreements
 from feddrift.engines.flower.client import request_log
@@ -340,3 +341,27 @@ def test_refusals_are_in_the_servers_record_and_needs_are_named_at_its_start(tmp
     assert note[5] == (
         "it refuses describe, which this method needs: its operator can set describe = true in its client.toml"
     )
+
+
+DEPLOYABLE = [name for name, entry in ALGORITHMS.items() if not getattr(entry.cls, "needs_truth", False)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("FedDrift", "FLUX") else pytest.param(name, marks=pytest.mark.slow) for name in DEPLOYABLE],
+)
+def test_every_method_works_with_the_default_policy_and_thirty_rows(name: str, tmp_path: Path) -> None:
+    """Methods that need more than the defaults say so; `init` comments name them."""
+    stream = make_swapping_stream(n_steps=4, n=30)
+    local = Local(rounds=3)  # the paper's
+    engine = make_federation(stream, local)
+    algorithm = fd.algorithm(name)
+    engine.needs = getattr(algorithm, "needs_consent", ())
+    engine.plan = {"algorithm": name, "settings": {}, "local": local.to_dict()}
+    for client in engine.local_grid.clients.values():
+        client.policy = Policy(allow_sgd="sgd" in engine.needs)
+        client.describe = "describe" in engine.needs
+    run_n_steps(engine, algorithm, 4, tmp_path)
+    entries = [entry for client in engine.local_grid.clients.values() for entry in client.request_log.read()]
+    assert entries and not [entry for entry in entries if entry["refused"] or entry["failed"]]
+    assert not list(find_client_notes(read(tmp_path / "test.jsonl")))

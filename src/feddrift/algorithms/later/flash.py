@@ -67,6 +67,7 @@ class Flash:
     patience: float = option(0.004, "a client stops at its e-th check if its held-out loss falls by less than this / e")
     lr: float = option(0.01, "the learning rate of the clients' SGD")
     memory: Memory = window(1)
+    needs_consent = ("sgd",)
 
     def __post_init__(self) -> None:
         for name in ("eta", "tau", "lr"):

@@ -194,7 +194,7 @@ def find_effective_rows(worker: InProcessWorker, c: int, model_id: int, w: Entri
     min_rows_per_cell = np.iinfo(np.int64).max
     for rows, cell_chance in zip(cells, chance.tolist(), strict=True):
         _, places = np.unique(rows, return_counts=True)
-        places = places if local.by_class else np.ones_like(places)  # a bootstrap repeats rows by chance
-        largest_share = max(largest_share, cell_chance * int(places.max(initial=0)) / max(1, int(places.sum())))
+        most_places = int(places.max(initial=0)) if local.by_class else 1  # a bootstrap repeats rows by chance
+        largest_share = max(largest_share, cell_chance * most_places / max(1, len(rows)))
         min_rows_per_cell = min(min_rows_per_cell, len(places))
     return 1 / largest_share, min_rows_per_cell
