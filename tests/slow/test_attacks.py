@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import ssl
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -20,7 +23,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from feddrift.deploy.pki import app_signature
 from feddrift.deploy.processes import launcher, proxy
-from tests.support.deployment import Deployment, deployment, list_descendants, read_command_line, wait_until
+from tests.support.deployment import NAMES, Deployment, deployment, list_descendants, read_command_line, wait_until
 from tests.support.proxy import needs_nginx, run_nginx
 
 pytestmark = pytest.mark.slow
@@ -117,3 +120,29 @@ def test_neither_the_server_nor_another_user_of_the_machine_runs_code_at_a_clien
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((clients / "a").stat().st_mode) == 0o700
     assert secret.hex() not in "".join(map(read_command_line, map(int, filter(str.isdecimal, os.listdir("/proc")))))
+
+
+def test_a_server_that_asks_for_single_rows_gets_no_update(deployment: Deployment) -> None:
+    """Its settings are those of the first attack in test_reconstruction.py; all clients have the policy of init."""
+    settings = deployment.server / "federation.toml"
+    settings.write_text("batch = 1\n" + settings.read_text().replace("steps = 50", "steps = 1", 1))
+    deployment.start_server()
+    for name in NAMES:
+        deployment.start_client(name)
+    deployment.deliver(0)
+    deployment.run("run", "run", str(deployment.folder))
+    log = deployment.server / "state" / "server.log"
+    refused = "it refuses the request: it requests batch = 1, the policy requires at least 10"
+    wait_until(lambda: log.exists() and refused in log.read_text(), 240, deployment)
+    record = next((deployment.server / "state").glob("loopback.jsonl*"))
+    wait_until(lambda: refused in record.read_text(), 60, deployment)
+    folder = deployment.folder / "clients" / "a"
+    lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    assert lines[0]["kind"] == "hello" and lines[0]["rows"] == 200
+    training = [line for line in lines if line["kind"] == "train"]
+    assert training and all("batch = 1" in line["refused"] and line["bytes"] < 500 for line in training)
+    command = [sys.executable, "-m", "feddrift", "deploy", "client", str(folder), "--status"]
+    status = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "it requests batch = 1" in status and "batch = 1" in status
+    output = " ".join((deployment.folder / "a.out").read_text().split())
+    assert "refuses a request (train): it requests batch = 1" in output

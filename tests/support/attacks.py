@@ -14,9 +14,9 @@ from feddrift.engines.flower import model_parts, serialization
 from feddrift.engines.flower.client.client import Client
 from feddrift.engines.flower.messages import VERSION, RequestContext
 from feddrift.engines.local import sampling
-from feddrift.models import Models
 from feddrift.nets import build_client_net
-from feddrift.types import Local
+from feddrift.trees import mark_trunk
+from feddrift.types import Local, Models
 
 Array = npt.NDArray[Any]
 ONE_ROW_PER_STEP = Local(rounds=1, steps=1, batch=1, lr=1.0, optimizer="sgd", weight_decay=0.0)
@@ -67,7 +67,7 @@ class Attacker:
         template = model_parts.init_template(self.net)
         params = {name: np.stack([np.asarray(p[name], dtype=np.float32) for p in stack]) for name in template}
         models = Models(params, ids, trunk=dict.fromkeys(template, False))
-        trunk = model_parts.mark_trunk(self.net, template)
+        trunk = mark_trunk(self.net, template)
         specs, parts = model_parts.describe_models(self.net, replace(models, trunk=trunk))
         return specs, parts, ids
 
@@ -90,7 +90,7 @@ class Attacker:
         if "round" not in fields:
             return None, ids[0]
         template = model_parts.init_template(self.net)
-        is_trunk = model_parts.mark_trunk(self.net, template)
+        is_trunk = mark_trunk(self.net, template)
         change: dict[str, Array] = {}
         for kind, trained in (("trunk", True), ("head", False)):
             names = [name for name in sorted(template) if is_trunk[name] is trained and f"{kind}-0" in raw]
@@ -179,8 +179,8 @@ def isolate_rows_by_units(
     for _ in range(n_requests):
         params = attacker.make_open_model(head)
         n_features, n_units = params["W1"].shape
-        direction = draw.normal(size=n_features)
-        direction /= np.linalg.norm(direction)
+        direction: Array = draw.normal(size=n_features)
+        direction = direction / np.linalg.norm(direction)
         params["W1"] = np.repeat(direction[:, None], n_units, axis=1)
         params["b1"] = -np.sort(draw.normal(size=n_units))
         params["b2"] = np.zeros(2)
@@ -202,7 +202,9 @@ def isolate_rows_by_units(
 def simulate_decay(weights: Array, local: Local) -> Array:
     """Return the change of weights in a round after one with huge weights, if no row contributed."""
     theta = np.full_like(weights, PRIMING_WEIGHT)
-    mean, square, largest = np.zeros((3, *theta.shape))
+    mean: Array = np.zeros_like(theta)
+    square: Array = np.zeros_like(theta)
+    largest: Array = np.zeros_like(theta)
     for k in range(1, 2 * local.steps + 1):
         theta = weights if k == local.steps + 1 else theta
         gradient = local.weight_decay * theta

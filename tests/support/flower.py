@@ -97,8 +97,8 @@ class OldClient(Client):
 
     version = "0.3.0/6"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, describe=True, policy=PERMISSIVE)
+    def __init__(self, name: str, root: Path, load: Any, model: Any) -> None:
+        super().__init__(name, root, load, model, describe=True, policy=PERMISSIVE)
         self.heard: list[tuple[str, dict[str, Any]]] = []
 
     def handle_message(self, kind: str, content: RecordDict) -> RecordDict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 import feddrift as fd
 from feddrift.algorithms import ALGORITHMS
 from feddrift.deploy.operate import check, scaffold
-from feddrift.engines.flower.client import agreement as agreements
 from feddrift.engines.flower.client import request_log
 from feddrift.engines.flower.client.agreement import Agreement
 from feddrift.engines.flower.client.client import Client, load_client
@@ -67,7 +67,8 @@ def get_refusal(attacker: Attacker, local: Local = LOCAL, **request: Any) -> str
     assert (change is None) == (entry["refused"] is not None) and entry["failed"] is None
     if change is None:
         assert entry["refused"] == attacker.refused[-1]
-    return entry["refused"]
+    refused: str | None = entry["refused"]
+    return refused
 
 
 @pytest.mark.parametrize(
@@ -165,8 +166,8 @@ def test_requests_steps_and_memory_are_bounded_until_new_data(tmp_path: Path, mo
     attacker.say_hello(1)
     assert [get_refusal(attacker, w=([1], [1.0])) for _ in range(2)] == [None, None]
     assert "30 local steps in this time step, the policy allows 25 (max_steps)" in str(get_refusal(attacker))
-    now = agreements.time.time()
-    monkeypatch.setattr(agreements.time, "time", lambda: now + 86_401)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 86_401)
     assert get_refusal(attacker) is None  # a day later
     large = make_attacker(tmp_path / "large")
     large.client.policy = Policy(max_memory=1e-7)
@@ -189,7 +190,7 @@ def test_a_served_model_is_counted_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", [None, "linear", "mlp:7,3"])
 def test_weights_are_counted_before_the_net_is_built(model: str | None) -> None:
     net = build_client_net(model, (3, 4), 5)
-    assert count_weights(model, (3, 4), 5) == sum(np.size(leaf) for leaf in tree_leaves(net.init((0, 1))))  # type: ignore[arg-type]
+    assert count_weights(model, (3, 4), 5) == sum(np.size(leaf) for leaf in tree_leaves(net.init((0, 1))))
 
 
 def test_a_huge_net_is_refused_before_it_is_built(tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from feddrift.engines.flower.client.agreement import Agreement, accept_changes, format_change
-from feddrift.engines.flower.client.client_toml import read_client_toml
-from feddrift.engines.flower.client.policy import Policy
+from feddrift.engines.flower.client.client_toml import describe_policy, read_client_toml
 from feddrift.engines.flower.client.request_log import REQUEST_LOG_FILE, RequestLog
 
 
@@ -23,9 +21,7 @@ def describe_requests(folder: Path) -> Iterator[str]:
         ConfigError: client.toml cannot be read or is not valid.
         DataError: A file of the client's store cannot be read.
     """
-    policy = read_client_toml(folder)["policy"]
-    values = (f"{field.name} = {json.dumps(getattr(policy, field.name))}" for field in fields(Policy))
-    yield "policy: " + ", ".join(text for text in values if not text.startswith("min_group_rows"))
+    yield describe_policy(folder)
     yield from RequestLog(folder / REQUEST_LOG_FILE).summarise()
     for experiment, agreement in list_agreements(folder):
         pinned = agreement.read_settings()

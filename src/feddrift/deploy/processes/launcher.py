@@ -31,7 +31,7 @@ from feddrift.deploy.pki.revocations import (
 from feddrift.deploy.processes import control, flower_preload, runtime
 from feddrift.deploy.processes.process_tree import EXECUTOR_PROGRAM, ExecutorMonitor, end_process_tree
 from feddrift.deploy.settings import Settings, read_public_key
-from feddrift.engines.flower.client.client_toml import read_client_toml
+from feddrift.engines.flower.client.client_toml import describe_policy, read_client_toml
 from feddrift.engines.flower.revocations import RESTORED_MARKER, ClientRevocations, Revocation
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.runs.record import Record
@@ -261,6 +261,7 @@ def run_client(folder: Path, address: str | None = None) -> None:
     retry_seconds = MIN_RETRY_SECONDS
     if not (folder / "client.toml").exists():
         raise ConfigError(f"{folder} is not a client's folder: it has no client.toml")
+    _log.info("%s", describe_policy(folder))
     refused_since = time.monotonic()
     while True:
         began = time.monotonic()

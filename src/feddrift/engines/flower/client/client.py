@@ -309,7 +309,7 @@ class Client:
         counts = [np.bincount(y, minlength=len(names)).tolist() for y in labels]
         sent = [choose_sent_groups(count, self.policy.min_group_rows) for count in counts]
         is_sent = {name: all(flags[k] for flags in sent) for k, name in enumerate(names)}
-        return [shift for shift in shifts.moved if is_sent.get(shift.within if shift.what != "class" else "", True)]
+        return [shift for shift in shifts.moved if shift.within is None or is_sent.get(shift.within, True)]
 
     def _handle_reroute(self, context: RequestContext, store: Store, request: Reroute, models: Models) -> Body:
         engine = self._build_engine(context, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -57,3 +58,11 @@ def read_client_toml(folder: Path) -> dict[str, Any]:
         if not is_legal(value):
             raise ConfigError(f"{path}: {name} must be {expected}, got {safe_repr(value)}")
     return settings | {"policy": Policy.from_table(settings.get("policy", {}), str(path))}
+
+
+def describe_policy(folder: Path) -> str:
+    """Describe the policy of a client, and say whether its values are those of client.toml or the defaults."""
+    policy = read_client_toml(folder)["policy"]
+    is_written = "policy" in tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
+    source = "policy" if is_written else "client.toml has no [policy], so the defaults apply"
+    return f"{source}: {', '.join(f'{name} = {json.dumps(value)}' for name, value in policy.to_dict().items())}"

@@ -81,6 +81,10 @@ class Policy:
                 raise ConfigError(f"{source}: {name} in [policy] must be {expected}, got {safe_repr(value)}")
         return cls(**table)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings of client.toml by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "min_group_rows"}
+
     @property
     def min_scored_rows(self) -> int:
         """Minimum number of held-out rows on which models are scored: half of `min_rows`, as a half may be held out."""
