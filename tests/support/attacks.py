@@ -179,8 +179,8 @@ def isolate_rows_by_units(
     for _ in range(n_requests):
         params = attacker.make_open_model(head)
         n_features, n_units = params["W1"].shape
-        direction: Array = draw.normal(size=n_features)
-        direction = direction / np.linalg.norm(direction)
+        direction: Array = draw.normal(size=(n_features,))
+        direction /= np.linalg.norm(direction)
         params["W1"] = np.repeat(direction[:, None], n_units, axis=1)
         params["b1"] = -np.sort(draw.normal(size=n_units))
         params["b2"] = np.zeros(2)

@@ -19,7 +19,7 @@ from feddrift.deploy.operate import check, scaffold
 from feddrift.engines.flower.client import request_log
 from feddrift.engines.flower.client.agreement import Agreement
 from feddrift.engines.flower.client.client import Client, load_client
-from feddrift.engines.flower.client.client_toml import read_client_toml
+from feddrift.engines.flower.client.client_toml import describe_policy, read_client_toml
 from feddrift.engines.flower.client.policy import (
     PERMISSIVE,
     Policy,
@@ -246,8 +246,10 @@ def test_init_writes_the_default_policy_and_a_folder_without_one_has_it(tmp_path
     assert read_client_toml(folder)["policy"] == Policy()
     client = load_client(folder)
     assert (client.policy, client.describe, client.explain) == (Policy(), False, True)
+    assert describe_policy(folder).startswith("policy: min_rows = 10, min_batch = 10,")
     (tmp_path / "client.toml").write_text('name = "a"\n')
     assert load_client(tmp_path).policy == Policy()
+    assert describe_policy(tmp_path).startswith("client.toml has no [policy], so the defaults apply: min_rows = 10,")
 
 
 @pytest.mark.parametrize(

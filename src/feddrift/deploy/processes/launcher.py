@@ -261,7 +261,8 @@ def run_client(folder: Path, address: str | None = None) -> None:
     retry_seconds = MIN_RETRY_SECONDS
     if not (folder / "client.toml").exists():
         raise ConfigError(f"{folder} is not a client's folder: it has no client.toml")
-    _log.info("%s", describe_policy(folder))
+    if not has_policy(folder):
+        _log.warning("%s", describe_policy(folder))
     refused_since = time.monotonic()
     while True:
         began = time.monotonic()

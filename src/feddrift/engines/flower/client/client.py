@@ -371,12 +371,12 @@ class Client:
             "features": list(context.features),
             "n_classes": context.n_classes,
             "seed": context.seed,
-            "net": model_parts.describe_net(self.build_net(context)),
         }
         local: Body = {}
-        if isinstance(request, Hello) and request.plan is not None:
-            values |= {name: request.plan[name] for name in ("algorithm", "settings")}
-            local = request.plan["local"]
+        if isinstance(request, Hello):
+            values["net"] = model_parts.describe_net(self.build_net(context))
+            values |= {name: request.plan[name] for name in ("algorithm", "settings")} if request.plan else {}
+            local = request.plan["local"] if request.plan else {}
         elif isinstance(request, Train) and not request.keep:
             local = request.local
         if local and local["optimizer"] == "adam":  # methods that train with sgd choose its settings at each time step

@@ -60,9 +60,13 @@ def read_client_toml(folder: Path) -> dict[str, Any]:
     return settings | {"policy": Policy.from_table(settings.get("policy", {}), str(path))}
 
 
+def has_policy(folder: Path) -> bool:
+    """Return whether client.toml has a table [policy]."""
+    return "policy" in tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
+
+
 def describe_policy(folder: Path) -> str:
     """Describe the policy of a client, and say whether its values are those of client.toml or the defaults."""
     policy = read_client_toml(folder)["policy"]
-    is_written = "policy" in tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
-    source = "policy" if is_written else "client.toml has no [policy], so the defaults apply"
+    source = "policy" if has_policy(folder) else "client.toml has no [policy], so the defaults apply"
     return f"{source}: {', '.join(f'{name} = {json.dumps(value)}' for name, value in policy.to_dict().items())}"
