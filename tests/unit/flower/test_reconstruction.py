@@ -55,18 +55,23 @@ def test_one_row_per_step_is_refused(tmp_path: Path) -> None:
 
 
 def test_units_that_react_to_one_row_reveal_nothing_while_adam_normalises_gradients(tmp_path: Path) -> None:
-    attacker, x, _ = make_attack(tmp_path)
+    linear = replace(attacks.ONE_ROW_PER_STEP, batch=60, trains="trunk")
+    attacker, x, _ = make_attack(tmp_path / "permissive", PERMISSIVE, n=60)
+    assert attacks.count_recovered_rows(x, attacks.isolate_rows_by_units(attacker, linear, 0.1, 15)) > 8
+    attacker, x, _ = make_attack(tmp_path / "default", n=60)
+    assert attacks.isolate_rows_by_units(attacker, linear, 0.1, 15) == []
     found = attacks.isolate_rows_by_units(attacker, PAPER, 0.1, 15)
     assert len(found) > 100 and attacks.count_recovered_rows(x, found) == 0
     assert attacks.find_smallest_distance(x, found) > 0.1
 
 
 @pytest.mark.slow
-def test_known_limit_many_updates_of_a_made_up_model_reveal_all_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("local", "minimum"), [(SMALLEST, 59), (PAPER, 30)])
+def test_known_limit_many_updates_of_a_made_up_model_reveal_rows(local: Local, minimum: int, tmp_path: Path) -> None:
     """NOT prevented: gradients below Adam's eps make its steps linear, and the seed tells which rows each step drew."""
-    settings = replace(SMALLEST, lr=1e5, weight_decay=0.0, trains="trunk")
+    settings = replace(local, lr=1e5, weight_decay=0.0, trains="trunk")
     attacker, x, _ = make_attack(tmp_path)
-    assert attacks.count_recovered_rows(x, attacks.solve_many_updates(attacker, settings, len(x), 90)) == len(x)
+    assert attacks.count_recovered_rows(x, attacks.solve_many_updates(attacker, settings, len(x), 90)) >= minimum
     assert not attacker.refused
 
 
