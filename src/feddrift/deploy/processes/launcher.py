@@ -31,7 +31,7 @@ from feddrift.deploy.pki.revocations import (
 from feddrift.deploy.processes import control, flower_preload, runtime
 from feddrift.deploy.processes.process_tree import EXECUTOR_PROGRAM, ExecutorMonitor, end_process_tree
 from feddrift.deploy.settings import Settings, read_public_key
-from feddrift.engines.flower.client.client_toml import describe_policy, read_client_toml
+from feddrift.engines.flower.client.client_toml import describe_policy, has_policy, read_client_toml
 from feddrift.engines.flower.revocations import RESTORED_MARKER, ClientRevocations, Revocation
 from feddrift.errors import ConfigError, DataError, FeddriftError
 from feddrift.runs.record import Record

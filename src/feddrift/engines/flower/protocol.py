@@ -46,8 +46,8 @@ CHANGES: dict[int, ProtocolChange] = {
         reply_defaults={"train": {"more": 0}},
     ),
     7: ProtocolChange(
-        "a client may refuse a request by its policy, reports what it always refuses, and pins settings; it stores which "
-        "keys were revoked, and refuses a server that lacks one of these revocations",
+        "a client may refuse a request by its policy, reports what it always refuses, and pins settings; it stores "
+        "which keys were revoked, and refuses a server that lacks one of these revocations",
         unknown_fields={"hello": frozenset({"plan", "revocations"})},
         reply_defaults={"hello": {"refuses": []}},
     ),

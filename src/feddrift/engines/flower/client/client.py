@@ -96,7 +96,7 @@ class Client:
         policy: The limits of what the server may request.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         name: str,
         root: Path,
