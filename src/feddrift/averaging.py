@@ -7,6 +7,7 @@ Rounds that run in compiled code compute the weighted mean there: `engines.nativ
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from feddrift.trees import map_trunk_and_head, tree_leaves
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 
 TRIMMED_SHARE = 0.3  # share of the values that a trimmed mean leaves out at each end
+MAX_LENGTH_RATIO = 1.0  # length of an update divided by a median length: see limit_lengths
 MAX_PARAMETER = 1e15  # largest parameter that is accepted: sums of many of their squares fit into float32
 
 if not TYPE_CHECKING:
@@ -53,7 +55,7 @@ def average_updates(models: Models, updates: Updates, rule: Average = "mean") ->
         average = partial(_trim_mean, rule=rule)
         return replace(models, params=map_trunk_and_head(average, models, updates.model, trunk, updates.params))
     if rule == "clipped":
-        updates = replace(updates, params=_clip_updates(models, updates, trunk))
+        updates = replace(updates, params=_shorten_updates(models, updates, trunk, _compute_median_lengths))
     params = map_trunk_and_head(
         lambda old, new, target_and_share: average_rows(old, new, *target_and_share),
         models,
@@ -121,8 +123,54 @@ def _trim_mean(old: Any, new: Any, target: Ints, rule: Average) -> Any:
     return out
 
 
-def _clip_updates(models: Models, updates: Updates, trunk: Ints) -> Params:
-    """Shorten updates to the median length of the updates of the same head or trunk."""
+def limit_lengths(models: Models, updates: Updates) -> Updates:
+    """Shorten long updates, so that a few clients cannot move a model further than the others.
+
+    The limit for a head or trunk is MAX_LENGTH_RATIO times the median length of its updates, or of all updates of the
+    round if that is larger. Of an even number of lengths the median is the lower one of the two in the middle. Updates
+    that `find_finite_lanes` rejects are not changed.
+
+    Args:
+        models: The models before the round.
+        updates: The updates.
+    """
+    if not len(updates.client):
+        return updates
+    trunk, _ = sum_lane_sizes(models, updates.model, updates.lane, updates.size)
+    return replace(updates, params=_shorten_updates(models, updates, trunk, _compute_length_limits))
+
+
+def _compute_length_limits(length: Floats, target: Ints) -> Floats:
+    """Return [i], the limit of each update's length; infinite for updates that are too long to be accepted."""
+    accepted = length <= MAX_PARAMETER  # False for NaN
+    limit = np.full(len(length), np.inf)
+    if accepted.any():
+        of_round = _compute_lower_median(length[accepted])
+        for m in np.unique(target[accepted]):
+            rows = accepted & (target == m)
+            limit[rows] = MAX_LENGTH_RATIO * max(of_round, _compute_lower_median(length[rows]))
+    return limit
+
+
+def _compute_lower_median(values: Floats) -> float:
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def _compute_median_lengths(length: Floats, target: Ints) -> Floats:
+    return np.array([np.median(length[target == m]) for m in target])
+
+
+def _shorten_updates(
+    models: Models, updates: Updates, trunk: Ints, compute_limits: Callable[[Floats, Ints], Floats]
+) -> Params:
+    """Shorten updates to a limit.
+
+    Args:
+        models: The models before the round.
+        updates: The updates.
+        trunk: [lane], the position of each lane's trunk.
+        compute_limits: Returns the limits, given lengths [i] and the head or trunk [i] that each update belongs to.
+    """
     heads = updates.model, np.zeros(len(updates.model))  # the row that each update belongs to, and its squared length
     trunks = trunk, np.zeros(len(trunk))
 
@@ -133,8 +181,8 @@ def _clip_updates(models: Models, updates: Updates, trunk: Ints) -> Params:
     def shorten(old: Any, new: Any, target_and_square: tuple[Ints, Floats]) -> Any:
         target, square = target_and_square
         length = np.sqrt(square)
-        bound = np.array([np.median(length[target == m]) for m in target])
-        scale = np.minimum(1, np.divide(bound, length, out=np.ones_like(length), where=length > 0)).astype(new.dtype)
+        limit = compute_limits(length, target)
+        scale = np.minimum(1, np.divide(limit, length, out=np.ones_like(length), where=length > 0)).astype(new.dtype)
         return old[target] + scale.reshape(-1, *[1] * (new.ndim - 1)) * (new - old[target])
 
     map_trunk_and_head(add_squares, models, heads, trunks, updates.params)

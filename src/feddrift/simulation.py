@@ -17,7 +17,7 @@ from feddrift.algorithms import algorithm as find_algorithm
 from feddrift.data import Stream
 from feddrift.drift_explanation import Shifts
 from feddrift.engines import engine as find_engine
-from feddrift.engines.conditions.conditions import IDEAL, Conditions, S
+from feddrift.engines.conditions.conditions import IDEAL, Conditions, Defend, S
 from feddrift.engines.conditions.idle_models import find_idle_models
 from feddrift.engines.conditions.robust import AlarmFilter
 from feddrift.engines.conditions.routing import update_routing
@@ -144,7 +144,7 @@ def run(
     seed: int = 0,
     conditions: Conditions = IDEAL,
     route: Route = "none",
-    defend: bool = False,
+    defend: Defend = False,
 ) -> Iterator[Step]:
     """Train on the data of tau and test on those of tau + 1, for tau = 0, 1, ...
 
@@ -158,7 +158,8 @@ def run(
         conditions: Dropout, participation and Byzantine clients; by default all clients take part and are honest.
         route: Let test inputs choose the voting model, as soon as this saves mistakes: each `row` for itself, the rows
             so far (`running`), or all rows together (`batch`).
-        defend: If True, the influence of each client on the others is limited: see docs/faults.md.
+        defend: Limit the influence of each client on the others: `robust`, or True for the limits of version 0.3; see
+            docs/faults.md.
 
     Yields:
         Each time step when it is tested.
@@ -187,7 +188,7 @@ def run(
         net = named_net(net, stream)
     if route != "none":
         conditions = replace(conditions, route=route)
-    if defend:
+    if defend is not False:
         conditions = replace(conditions, defend=defend)
     runner = find_engine(engine)(stream, net or default_net(stream), local or stream.local, int(seed), conditions)
     return run_steps(runner, algorithm)

@@ -20,7 +20,7 @@ from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.local.engine import InProcess
 from feddrift.errors import ConfigError, DataError
 from feddrift.runs.config import read_trace
-from feddrift.runs.poison import flip_labels, parse_poison
+from feddrift.runs.poison import ByzantineClients, parse_poison, poison_stream
 from feddrift.simulation import add_newcomers, run_steps
 from feddrift.types import Clusters, Local, Models, State, Updates
 from tests.support.engines import (
@@ -322,7 +322,7 @@ def test_invalid_poison_is_reported(text: str) -> None:
 
 def test_flipped_labels_are_those_of_some_clients_only() -> None:
     stream = fd.stream("sea-2")
-    changed = flip_labels(stream, [3])
+    changed = poison_stream(stream, ByzantineClients(flip=(3,)))
     for c in (2, 3):
         assert (changed.cell(4, c)[1] == (1 - stream.cell(4, c)[1] if c == 3 else stream.cell(4, c)[1])).all()
 

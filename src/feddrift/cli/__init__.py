@@ -28,7 +28,7 @@ app = typer.Typer(
     help="Federated learning when the data of different clients drift at different times.",
 )
 app.command("list")(catalogue.list_catalogue)
-app.command("run")(run.run_algorithms)
+app.command("run", cls=run.RunCommand)(run.run_algorithms)
 app.command("resume")(run.resume_runs)
 app.command("update")(run.update_runs)
 app.command("export")(run.export_models)

@@ -15,6 +15,7 @@ import typer
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand
 
 from feddrift import algorithms, engines, streams
 from feddrift.api import export_each
@@ -53,6 +54,18 @@ def _complete_algorithms(typed: str) -> list[str]:
     return [name for name in algorithms.ALGORITHMS if name.startswith(typed)]
 
 
+class RunCommand(TyperCommand):
+    """The command `feddrift run`, whose option `--defend` needs no value: without one it means true, as in 0.3."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        next_args = [*args[1:], "-"]
+        filled = [
+            "--defend=true" if arg == "--defend" and following.startswith("-") else arg
+            for arg, following in zip(args, next_args, strict=True)
+        ]
+        return super().parse_args(ctx, filled)
+
+
 def run_algorithms(
     ctx: typer.Context,
     stream: Annotated[str, typer.Option(help=_get_help("stream"), autocompletion=_complete_streams)],
@@ -80,7 +93,7 @@ def run_algorithms(
     dropout: Annotated[float, typer.Option(help=_get_help("dropout"))] = 0.0,
     trace: Annotated[Path | None, typer.Option(help=_get_help("trace"))] = None,
     poison: Annotated[str | None, typer.Option(help=_get_help("poison"))] = None,
-    defend: Annotated[bool, typer.Option("--defend", help=_get_help("defend"))] = False,
+    defend: Annotated[str, typer.Option(metavar="[robust|true]", help=_get_help("defend"))] = "false",
     rest: Annotated[int, typer.Option(help=_get_help("rest"))] = 0,
     share_from: Annotated[int, typer.Option(help=_get_help("share_from"))] = 0,
     route: Annotated[str, typer.Option(help=_get_help("route"))] = "none",

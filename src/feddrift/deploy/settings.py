@@ -21,6 +21,7 @@ from feddrift.engines.flower.server.exchange import WaitingRules
 from feddrift.errors import ConfigError, describe_validation_error
 from feddrift.nets import build_client_net, check_fits, import_model
 from feddrift.router import Route
+from feddrift.runs.config import DefendOption
 from feddrift.runs.record import OTHER_LOG_FILES
 from feddrift.types import Average, Local, Net
 
@@ -72,7 +73,11 @@ class Settings(BaseModel):
         description="or row, running, batch: inputs choose the model that predicts them, each input alone, with the "
         "inputs before it, or the whole batch, where this was better",
     )
-    defend: bool = Field(default=False, description="limit the influence of one client on the others; default: false")
+    defend: DefendOption = Field(
+        default=False,
+        description="limit the influence of one client on the others: robust, or true for the limits of version 0.3; "
+        "default: false",
+    )
     model: str | None = Field(default=None, description="linear, mlp:64,64, or your own net as module:object")
     start: float | Literal["data"] = Field(
         default="data", description="when a time step starts: with new data, or a number of seconds"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -16,17 +16,19 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_serializer,
 )
 
 from feddrift import algorithms, engines, streams
 from feddrift.data import Stream
-from feddrift.engines.conditions.conditions import Conditions
+from feddrift.engines.conditions.conditions import DEFEND_VALUES, Conditions
 from feddrift.errors import ConfigError, DataError, describe_validation_error, safe_repr
 from feddrift.nets import default_net, named_net
 from feddrift.router import Route
-from feddrift.runs.poison import ByzantineClients, flip_labels, parse_poison
+from feddrift.runs.poison import ByzantineClients, parse_poison, poison_stream
 from feddrift.runs.stream_fingerprint import hash_stream, reorder_clients
 from feddrift.streams.patterns import SHIPPED, parse_table
 from feddrift.tables.arrange import format_names, parse_names
@@ -34,6 +36,15 @@ from feddrift.tables.times import parse_every
 from feddrift.training import Precision
 from feddrift.types import Algorithm, Average, Bools, Local, Net
 
+
+def _check_defend(value: Any, check_type: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check_type(value)
+    except ValidationError:
+        raise ValueError(f"must be {DEFEND_VALUES}, got {safe_repr(value)}") from None
+
+
+DefendOption = Annotated[bool | Literal["robust"], WrapValidator(_check_defend)]
 TRAINING_OPTIONS = ("rounds", "steps", "batch", "lr", "average", "balance", "precision")
 TABLE_OPTIONS = ("client", "time", "every", "missing", "categories", "scale", "drop", "features")
 MAX_SEEDS = 10_000
@@ -82,13 +93,16 @@ class RunConfig(BaseModel):
     )
     poison: str | None = Field(
         default=None,
-        description="Byzantine clients: flip:0,3 (wrong labels), garbage:0,3 (noise instead of models), claims:0 "
-        "(false row counts), alarms:0 (an alarm in every second time step), glue:0 (confirms all merges), losses:0 "
-        "(random error counts), or several, joined by +",
+        description="Byzantine clients: flip:0,3 (wrong labels), relabel:0 (the first class becomes the last), "
+        "backdoor:0 (rows with a trigger), garbage:0 (noise instead of models), reverse:0 (opposite updates), "
+        "collude:0,3 (replace the mean), stale:0 (return what they received), claims:0 (false row counts), alarms:0 "
+        "(an alarm in every second time step), glue:0 (confirms all merges), losses:0 (random error counts), or "
+        "several, joined by +",
     )
-    defend: bool = Field(
+    defend: DefendOption = Field(
         default=False,
-        description="limit the influence of each client on others: its weight, its alarms, its part in merges",
+        description="limit the influence of each client on others: robust limits its weight, its updates, its alarms "
+        "and its part in merges; true does not limit updates, as in version 0.3",
     )
     rest: int = Field(
         default=0,
@@ -204,7 +218,7 @@ class RunConfig(BaseModel):
             raise ConfigError(describe_validation_error(error)) from None
 
     def load_stream(self, clients: Sequence[str] = ()) -> Stream:
-        """Load the stream of this run; the option `poison` may flip labels in it.
+        """Load the stream of this run; the option `poison` may change the data of some clients.
 
         Args:
             clients: Names of clients that come first, in this order; in an update, those of the replaced run.
@@ -221,7 +235,7 @@ class RunConfig(BaseModel):
             **{name: getattr(self, name) for name in TABLE_OPTIONS},
         )
         stream = reorder_clients(loaded, clients)
-        return flip_labels(stream, self._parse_poison(stream).flip)
+        return poison_stream(stream, self._parse_poison(stream))
 
     def build_stream_key(self) -> tuple[Any, ...]:
         """Return a key that is equal for configs whose `load_stream()` gives the same stream.

@@ -114,7 +114,7 @@ def create_deployment(
         "features": list(features),
         "classes": list(classes),
         "algorithm": RECOMMENDED,
-        "defend": True,
+        "defend": "robust",
         **(settings or {}),
     }
     Settings.from_dict(values, "the options")

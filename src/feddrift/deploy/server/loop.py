@@ -200,7 +200,7 @@ def run_federation(grid: Grid, settings: Settings, roster: Roster, folder: Path)
         **({"rest": settings.rest} if settings.rest else {}),
         **({"share_from": settings.share_from} if settings.share_from else {}),
         **({"route": settings.route} if settings.route != "none" else {}),
-        **({"defend": True} if settings.defend else {}),
+        **({"defend": settings.defend} if settings.defend else {}),
     }
     engine.plan = {name: about[name] for name in ("algorithm", "settings", "local")}
     engine.needs = {*getattr(algorithm, "needs_consent", ()), *(("describe",) if settings.route != "none" else ())}

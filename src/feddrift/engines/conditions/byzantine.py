@@ -1,17 +1,21 @@
-"""Byzantine clients: false row counts and false evaluation results."""
+"""Byzantine clients: false row counts, false evaluation results, and false updates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from feddrift import rng
+from feddrift.averaging import average_rows, compute_shares, sum_lane_sizes
 from feddrift.engines.sparse_weights import Entries
 from feddrift.engines.worker import CellScores, StatisticsRequest, Worker, WorkerProxy
 from feddrift.errors import ConfigError
 from feddrift.scores import MAX_LOG_LOSS
+from feddrift.trees import map_trunk_and_head
 from feddrift.types import (
     Ballot,
     Bools,
@@ -25,15 +29,17 @@ from feddrift.types import (
     Router,
     Start,
     Tournament,
+    Updates,
     Votes,
 )
 
 
 @dataclass(frozen=True)
 class ByzantineBehaviour:
-    """Byzantine clients, by the kind of their false reports.
+    """Byzantine clients, by the kind of their false reports and updates.
 
-    They train honestly, with the weight that the server assigns to them.
+    Clients with false reports train honestly, with the weight that the server assigns to them. Clients with false
+    updates report honestly, and train their private models honestly.
     """
 
     claims: tuple[int, ...] = ()  # clients that report `factor` times their number of rows
@@ -41,16 +47,92 @@ class ByzantineBehaviour:
     alarms: tuple[int, ...] = ()  # clients that report only mistakes on new data, at every second time step
     glue: tuple[int, ...] = ()  # clients that report no mistakes in cross-evaluations, so that models merge
     losses: tuple[int, ...] = ()  # clients that report random numbers of mistakes
+    reverse: tuple[int, ...] = ()  # clients that send `reverse_factor` times the opposite of their update
+    reverse_factor: float = 20.0
+    collude: tuple[int, ...] = ()  # clients that together replace the mean of each model: see `replace_mean`
+    stale: tuple[int, ...] = ()  # clients that return the models that they received
 
     def __post_init__(self) -> None:
-        if not 1 <= self.factor <= 1e9:
-            raise ConfigError(f"claims: factor must be in 1..1e9, got {self.factor:g}")
+        for kind, factor in (("claims", self.factor), ("reverse", self.reverse_factor)):
+            if not 1 <= factor <= 1e9:
+                raise ConfigError(f"{kind}: factor must be in 1..1e9, got {factor:g}")
 
     @property
     def clients(self) -> tuple[int, ...]:
         """All Byzantine clients, in ascending order."""
-        names = (field.name for field in fields(self) if field.name != "factor")
+        names = (field.name for field in fields(self) if not field.name.endswith("factor"))
         return tuple(sorted({c for name in names for c in getattr(self, name)}))
+
+    @property
+    def alters_updates(self) -> bool:
+        """Whether some clients send false updates."""
+        return bool(self.reverse or self.collude or self.stale)
+
+    def alter_updates(self, models: Models, updates: Updates) -> Updates:
+        """Replace the updates of the clients in `reverse`, `stale` and `collude`, in this order.
+
+        Args:
+            models: The models before the round.
+            updates: The updates of the round.
+        """
+        if not self.alters_updates or not len(updates.client):
+            return updates
+        _, first = np.unique(updates.lane, return_index=True)
+        trunk, size = sum_lane_sizes(models, updates.model, updates.lane, updates.size)
+        head_rows = UpdateRows(updates.client, updates.model, updates.size)
+        trunk_rows = UpdateRows(updates.client[first], trunk, size)
+        params = map_trunk_and_head(partial(_alter_rows, self), models, head_rows, trunk_rows, updates.params)
+        return replace(updates, params=params)
+
+
+@dataclass(frozen=True)
+class UpdateRows:
+    """Clients, models (or trunks) and sizes of the rows of an array of updates."""
+
+    client: Ints  # [row]
+    target: Ints  # [row], the row of the models that the update belongs to
+    size: Floats  # [row]
+
+
+def _alter_rows(lies: ByzantineBehaviour, old: Any, new: Any, rows: UpdateRows) -> Any:
+    old = np.asarray(old)
+    altered = np.array(new)
+    reversed_rows = np.isin(rows.client, lies.reverse)
+    start = old[rows.target[reversed_rows]]
+    altered[reversed_rows] = start - old.dtype.type(lies.reverse_factor) * (altered[reversed_rows] - start)
+    stale_rows = np.isin(rows.client, lies.stale)
+    altered[stale_rows] = old[rows.target[stale_rows]]
+    return replace_mean(old, altered, rows, np.isin(rows.client, lies.collude))
+
+
+def replace_mean(old: Any, new: Any, rows: UpdateRows, colluding: Bools) -> Any:
+    """Return the updates, where those of colluding clients make the weighted mean of each model move backwards.
+
+    The colluding clients of a model know the updates of its other clients. They all send the same parameters. With
+    these, the mean differs from the model before the round by the opposite of the mean update of the other clients. A
+    model without other clients is trained honestly.
+
+    Args:
+        old: [m, ...], the parameters before the round.
+        new: [row, ...], the updates.
+        rows: The client, model and size of each update.
+        colluding: [row], whether the client of the update takes part.
+    """
+    total = np.bincount(rows.target, rows.size, len(old))
+    honest_total = np.bincount(rows.target[~colluding], rows.size[~colluding], len(old))
+    replaced = colluding & (honest_total > 0)[rows.target]
+    if not replaced.any():
+        return new
+    honest = np.flatnonzero(~colluding)
+    share = np.zeros(len(new))
+    share[honest] = compute_shares(rows.target[honest], rows.size[honest])
+    update = average_rows(old, new, rows.target, share, honest) - old
+    false_total = np.where(total > honest_total, total - honest_total, 1.0)
+    factor = (1 + 2 * honest_total / false_total).astype(old.dtype)  # (total * -update - honest_total * update) / ...
+    sent = old - factor.reshape(-1, *[1] * (old.ndim - 1)) * update
+    altered = np.array(new)
+    altered[replaced] = sent[rows.target[replaced]]
+    return altered
 
 
 NO_BYZANTINE_CLIENTS = ByzantineBehaviour()

@@ -11,18 +11,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
 from feddrift import rng
 from feddrift.engines.conditions.byzantine import NO_BYZANTINE_CLIENTS, ByzantineBehaviour
-from feddrift.errors import ConfigError, DataError
+from feddrift.errors import ConfigError, DataError, safe_repr
 from feddrift.router import Route
 from feddrift.trees import map_trunk_and_head, tree_map
 from feddrift.types import Algorithm, Bools, Ints, Models, State, Updates
 
 S = TypeVar("S", bound=State)
+Defend = bool | Literal["robust"]  # True: the limits of version 0.3
+DEFEND_VALUES = "robust, true (the limits of version 0.3) or false"  # for messages
 GARBAGE_STD = 10.0  # standard deviation of the noise that replaces parameters
 
 
@@ -43,8 +45,8 @@ class Conditions:
     rest: int = 0  # time steps without use after which a model is idle (see `idle_models`); 0: models are never idle
     share_from: int = 0  # clients that train a model before all receive it (see `unsupported_models`); 0: off
     route: Route = "none"  # the rows from which a router chooses the votes at a test: see `routing`
-    defend: bool = False  # whether the server limits the influence of each client: see `robust`
-    lies: ByzantineBehaviour = NO_BYZANTINE_CLIENTS  # clients with false reports
+    defend: Defend = False  # whether, and how, the server limits the influence of each client: see `robust`
+    lies: ByzantineBehaviour = NO_BYZANTINE_CLIENTS  # clients with false reports or updates
 
     def __post_init__(self) -> None:
         for name in ("participation", "dropout"):
@@ -70,8 +72,7 @@ class Conditions:
             object.__setattr__(self, "trace", trace.astype(bool))
         if isinstance(self.garbage, str) or not all(isinstance(c, int | np.integer) and c >= 0 for c in self.garbage):
             raise ConfigError(f"garbage must be numbers of clients, such as (0, 3), got {self.garbage!r}")
-        if not isinstance(self.defend, bool):
-            raise ConfigError(f"defend must be true or false, got {self.defend!r}")
+        check_defend(self.defend)
         if not isinstance(self.lies, ByzantineBehaviour):
             raise ConfigError(f"lies must be a ByzantineBehaviour, got {type(self.lies).__name__}")
         if not 0 < self.participation <= 1:
@@ -128,6 +129,15 @@ class Conditions:
         chosen[clients[rng.permutation(key, len(clients))[:n]]] = True
         return chosen
 
+    @property
+    def alters_updates(self) -> bool:
+        """Whether some clients send false updates."""
+        return bool(self.garbage) or (self.lies != NO_BYZANTINE_CLIENTS and self.lies.alters_updates)
+
+    def alter_updates(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:
+        """Replace the updates of Byzantine clients; the arguments are those of `add_garbage`."""
+        return self.lies.alter_updates(models, self.add_garbage(models, updates, key))
+
     def add_garbage(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:
         """Replace the updates of the clients in `garbage` by noise.
 
@@ -151,6 +161,12 @@ class Conditions:
 def _overwrite_with_noise(key: rng.Words, _: Any, leaf: Any, rows: Ints) -> Any:
     leaf[rows] = GARBAGE_STD * rng.normal(key, leaf[rows].shape)
     return leaf
+
+
+def check_defend(value: object) -> None:
+    """Raise ConfigError if this is not a value of the condition `defend`."""
+    if not isinstance(value, bool) and not (isinstance(value, str) and value == "robust"):
+        raise ConfigError(f"defend must be {DEFEND_VALUES}, got {safe_repr(value)}")
 
 
 IDEAL = Conditions()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from feddrift.engines.conditions.conditions import Defend
 from feddrift.engines.sparse_weights import Entries
 from feddrift.engines.worker import CellScores, StatisticsRequest, Worker, WorkerProxy
 from feddrift.types import (
@@ -35,27 +36,41 @@ from feddrift.types import (
 
 log = logging.getLogger(__name__)
 
-MAX_WEIGHT_RATIO = 5  # row count divided by the median row count
+MAX_WEIGHT_RATIO = 5  # row count divided by the median row count, of version 0.3
 MIN_ALARM_INTERVAL_STEPS = 3  # time steps from an accepted alarm of a client to its next
 MAX_MEAN_LOSS = 1e6  # mean cross-entropy of a row
 NO_ALARM_TIME = -(2**31)  # in place of the time of the last accepted alarm if there was none
 
 
-def cap_counts(counts: Ints, reachable: Bools) -> Ints:
+def choose_average(local: Local) -> Local:
+    """Return settings of training that average updates by their median instead of their mean; other rules stay."""
+    return replace(local, average="median") if local.average == "mean" else local
+
+
+def cap_counts(counts: Ints, reachable: Bools, defend: Defend = True) -> Ints:
     """Limit counts[t, c] to `MAX_WEIGHT_RATIO` times the median of the reachable clients at each time step.
+
+    With `robust` the limit is the lower median: of an even number of counts the smaller one of the two in the middle.
+    The claims of k clients then add at most k times the median to any sum, unless half of the clients are Byzantine.
 
     A client without data at a time step is represented by the median of its other time steps. Otherwise a client that
     is the only one with data would not be limited.
 
     >>> cap_counts(np.array([[10, 10, 10**9], [0, 20, 900]]), np.ones(3, dtype=bool)).tolist()
     [[10, 10, 50], [0, 20, 100]]
+    >>> cap_counts(np.array([[10, 30, 20, 10**9]]), np.ones(4, dtype=bool), "robust").tolist()
+    [[10, 20, 20, 20]]
     """
     compared = reachable & (counts > 0).any(axis=0)
     if not compared.any():
         return counts
     rows = counts[:, compared].astype(np.float64)
     medians = np.array([np.median(client_rows[client_rows > 0]) for client_rows in rows.T])
-    limit = MAX_WEIGHT_RATIO * np.median(np.where(rows > 0, rows, medians), axis=1)
+    compared_rows = np.where(rows > 0, rows, medians)
+    if defend == "robust":
+        limit = np.sort(compared_rows, axis=1)[:, (compared_rows.shape[1] - 1) // 2]
+    else:
+        limit = MAX_WEIGHT_RATIO * np.median(compared_rows, axis=1)
     return np.asarray(np.minimum(counts, np.maximum(1, limit).astype(np.int64)[:, None]))
 
 
@@ -109,10 +124,11 @@ class AlarmFilter:
 class RobustWorker(WorkerProxy):
     """A Worker whose counts are limited, and whose impossible scores are rejected."""
 
-    def __init__(self, worker: Worker, tau: int) -> None:
+    def __init__(self, worker: Worker, tau: int, defend: Defend = True) -> None:
         super().__init__(worker)
         self.tau = tau
-        self._apply_caps(cap_counts(worker.known.counts, worker.known.reachable))
+        self._ratio = 1 if defend == "robust" else MAX_WEIGHT_RATIO
+        self._apply_caps(cap_counts(worker.known.counts, worker.known.reachable, defend))
 
     def save(self) -> Any:
         # Names in stored checkpoints, which do not change.
@@ -130,7 +146,7 @@ class RobustWorker(WorkerProxy):
         self._share = np.where(known.counts[self.tau] > counts[self.tau], counts[self.tau] / claimed, 1.0)
         for c in np.flatnonzero(self._share < 1):
             text = "time %d: client %s reports %d rows and counts as %d, %d times the median"
-            log.info(text, self.tau, known.clients[c], claimed[c], counts[self.tau, c], MAX_WEIGHT_RATIO)
+            log.info(text, self.tau, known.clients[c], claimed[c], counts[self.tau, c], self._ratio)
 
     def score(
         self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None

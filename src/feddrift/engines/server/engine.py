@@ -60,7 +60,7 @@ class Engine(ABC):
         if self.conditions.lies != NO_BYZANTINE_CLIENTS:
             worker = ByzantineWorker(worker, self.conditions.lies, tau, self.seed)
         if self.conditions.defend:
-            worker = RobustWorker(worker, tau)
+            worker = RobustWorker(worker, tau, self.conditions.defend)
         return TimeStep(worker, tau, self.net, self.local, self.seed, self.conditions, self.store_models)
 
     def store_models(self, models: Models) -> Models:

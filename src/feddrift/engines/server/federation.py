@@ -11,10 +11,10 @@ from typing import Any, Literal, final, get_args
 import numpy as np
 
 from feddrift import rng
-from feddrift.averaging import average_updates
+from feddrift.averaging import average_updates, limit_lengths
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.conditions.idle_models import find_badly_served_clients
-from feddrift.engines.conditions.robust import AlarmFilter, RobustWorker, compute_client_median
+from feddrift.engines.conditions.robust import AlarmFilter, RobustWorker, choose_average, compute_client_median
 from feddrift.engines.conditions.unsupported_models import SharingLimits, find_holders, limit_sharing
 from feddrift.engines.server.cross_evaluation import compute_cross_evaluation, get_part_axes
 from feddrift.engines.server.feature_statistics import check_layer_width
@@ -76,7 +76,8 @@ class TimeStep:
     ) -> None:  # fmt: skip
         self.worker = worker
         self.tau = tau
-        self.local = local
+        self._defends_averages = conditions.defend == "robust"
+        self.local = choose_average(local) if self._defends_averages else local
         self._net = net
         self._seed = seed
         self._conditions = conditions
@@ -253,14 +254,16 @@ class TimeStep:
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _forbid_private_models(models, "local_updates")
         entries = self._select_training_entries(models, w)
-        local = local or self.local
+        local = self._choose_local(local)
         self._check_local(models, local)
         plan = TrainingPlan.of(models, self._draw_participants(entries), self.counts)
         if len(plan.client):
             self._traffic.add_training(models, plan, 1, local)
             updates = self.worker.updates(models, plan, self.round, local)
-            if self._conditions.garbage:
-                updates = self._conditions.add_garbage(models, updates, partial(self.key, "garbage", self.round))
+            if self._conditions.alters_updates:
+                updates = self._conditions.alter_updates(models, updates, partial(self.key, "garbage", self.round))
+            if self._defends_averages:
+                updates = limit_lengths(models, updates)
             self._warn_not_finite(models, plan, find_nonfinite_lanes(models, plan, updates))
         else:
             updates = plan.updates(map_trunk_and_head(lambda leaf, _: leaf[:0], models, None, None))
@@ -276,7 +279,7 @@ class TimeStep:
         remaining_rounds: int | None = None,
     ) -> Models:
         """Train as in `Federation`; `remaining_rounds` is the number of rounds on the same data, including these."""
-        local = local or self.local
+        local = self._choose_local(local)
         self._check_local(models, local)
         rounds = local.rounds if rounds is None else rounds
         entries = self._select_training_entries(models, w)
@@ -285,7 +288,7 @@ class TimeStep:
         trained = models
         if self._check_private(models, entries):  # trained by its owner alone, and not sent
             trained = self._run_rounds(trained, entries, rounds, local)
-        elif local.average != "mean" or self._conditions.garbage:  # the server needs every update
+        elif local.average != "mean" or self._conditions.alters_updates:  # the server needs every update
             for _ in range(rounds):
                 trained = average_updates(trained, self.local_updates(trained, entries, local), local.average)
         elif self._conditions.participation < 1:
@@ -474,6 +477,12 @@ class TimeStep:
         if not self.idle_models:
             return np.zeros(len(models), dtype=bool)
         return np.isin(models.ids, list(self.idle_models)) & ~models.private
+
+    def _choose_local(self, local: Local | None) -> Local:
+        """Return the settings of local training, with the average of the condition `defend`."""
+        if local is None:
+            return self.local
+        return choose_average(local) if self._defends_averages else local
 
     def _check_local(self, models: Models, local: Local) -> None:
         if local.trains == "trunk" and not has_trunk(models):
