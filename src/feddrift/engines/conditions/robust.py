@@ -87,6 +87,22 @@ def compute_client_median(L: Floats) -> Floats:
     return np.asarray(np.where(n > 0, (low + high) / 2, np.nan))[:, :, 0]
 
 
+def compare_with_best(L: Floats) -> Floats:
+    """Return L[i, j] where the score of a model on its own data is the lowest score of all models on these data.
+
+    Two models merge if the score of each on the data of the other exceeds that on its own data by at most delta. A bad
+    model whose score on its own data is high would pass this test. With the lowest score instead, merged models differ
+    by at most 2 delta on the data of either, even if the clients of one of them report false scores.
+
+    >>> compare_with_best(np.array([[0.5, 0.5], [0.1, 0.1]])).tolist()
+    [[0.1, 0.5], [0.1, 0.1]]
+    """
+    compared = L.copy()
+    own = np.arange(len(L))
+    compared[own, own] = np.where(np.isnan(L[own, own]), np.nan, np.fmin.reduce(L, axis=0))
+    return compared
+
+
 class AlarmFilter:
     """Filter that accepts at most one alarm of each client in `MIN_ALARM_INTERVAL_STEPS` time steps.
 

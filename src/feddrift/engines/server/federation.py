@@ -14,7 +14,13 @@ from feddrift import rng
 from feddrift.averaging import average_updates, limit_lengths
 from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.conditions.idle_models import find_badly_served_clients
-from feddrift.engines.conditions.robust import AlarmFilter, RobustWorker, choose_average, compute_client_median
+from feddrift.engines.conditions.robust import (
+    AlarmFilter,
+    RobustWorker,
+    choose_average,
+    compare_with_best,
+    compute_client_median,
+)
 from feddrift.engines.conditions.unsupported_models import SharingLimits, find_holders, limit_sharing
 from feddrift.engines.server.cross_evaluation import compute_cross_evaluation, get_part_axes
 from feddrift.engines.server.feature_statistics import check_layer_width
@@ -249,7 +255,9 @@ class TimeStep:
             L[positions] = compute_cross_evaluation(
                 score, len(part), sent, self.counts, parts, per_client or use_median
             )
-        return compute_client_median(L) if use_median else L
+        if use_median:
+            L = compute_client_median(L)
+        return compare_with_best(L) if self._defends_averages and not per_client else L
 
     def local_updates(self, models: Models, w: Weights | Entries, local: Local | None = None) -> Updates:
         _forbid_private_models(models, "local_updates")
