@@ -21,7 +21,7 @@ from feddrift.trees import map_trunk_and_head, tree_leaves
 from feddrift.types import Average, Bools, Floats, Ints, Models, Params, Updates
 
 TRIMMED_SHARE = 0.3  # share of the values that a trimmed mean leaves out at each end
-MAX_LENGTH_RATIO = 1.0  # length of an update divided by a median length: see limit_lengths
+MAX_LENGTH_RATIO = 2.0  # length of an update divided by a median length: see limit_lengths
 MAX_PARAMETER = 1e15  # largest parameter that is accepted: sums of many of their squares fit into float32
 
 if not TYPE_CHECKING:
