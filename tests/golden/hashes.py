@@ -78,6 +78,9 @@ CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "liars": ("FedDrift", {"poison": "claims:1+alarms:2+glue:1+losses:3"}),
     "defend": ("FedDrift", {"poison": "claims:1+alarms:2+glue:1+losses:3", "defend": True}),
     "auto-defend": ("FedDrift-Auto", {"poison": "claims:1+alarms:2+glue:1+losses:3", "defend": True}),
+    "robust": ("FedDrift", {"poison": "relabel:2+reverse:1+stale:3+claims:1", "defend": "robust"}),
+    "auto-robust": ("FedDrift-Auto", {"poison": "backdoor:2+garbage:3+collude:1", "defend": "robust"}),
+    "trunk-robust": ("FedDrift-Trunk", {"poison": "collude:1,2", "defend": "robust"}),
     "route": ("FedDrift", {"stream": SHIFTED, "route": "batch"}),
     "route-running": ("FedDrift-Trunk", {"stream": SHIFTED, "route": "running"}),
 }  # fmt: skip
@@ -95,7 +98,8 @@ RUNS: dict[str, RunConfig] = {
 }
 FLOWER = [name for name in CATALOGUE if not getattr(algorithms.ALGORITHMS[name].cls, "needs_truth", False)]
 CASES = [
-    *RUNS, *(f"resumed/{name}" for name in (*KILLED, "route", "auto-defend")), *(f"flower/{name}" for name in FLOWER),
+    *RUNS, *(f"resumed/{name}" for name in (*KILLED, "route", "auto-defend", "auto-robust")),
+    *(f"flower/{name}" for name in FLOWER),
     "flower-own/FedDrift", "flower-resumed/FedDrift",
 ]  # fmt: skip
 

@@ -30,6 +30,9 @@ SETTINGS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
+FALSE_UPDATES = ("reverse:0+stale:1", "collude:0,1+relabel:0", "backdoor:1")  # and false data
+
+
 @st.composite
 def configurations(draw: st.DrawFn, trace: Path) -> dict[str, Any]:
     """Anything that each option allows, extremes included; whether they go together is for feddrift to say."""
@@ -42,9 +45,9 @@ def configurations(draw: st.DrawFn, trace: Path) -> dict[str, Any]:
         "participation": st.sampled_from([1e-300, 1e-10, 0.4, 1.0]),
         "dropout": st.sampled_from([0.0, 1e-300, 0.5, 0.999]),
         "average": st.sampled_from(["mean", "median", "trimmed", "clipped"]), "trace": st.just(trace),
-        "poison": st.sampled_from(["flip:0", "garbage:0,1,2", "claims:0+glue:0", "alarms:0+losses:1"]),
+        "poison": st.sampled_from(["flip:0", "garbage:0,1,2", "claims:0+glue:0", "alarms:0+losses:1", *FALSE_UPDATES]),
         "seed": st.sampled_from([0, 2**32, 2**63 - 1]), "engine": st.sampled_from(["reference", "simulator"]),
-        "defend": st.booleans(),
+        "defend": st.sampled_from([False, True, "robust"]),
     }  # fmt: skip
     given_ = {
         key: draw(options[key]) for key in draw(st.lists(st.sampled_from(sorted(options)), unique=True, max_size=4))

@@ -74,10 +74,14 @@ def test_check_accepts_the_folders_that_init_writes(made: Path) -> None:
 def test_a_new_federation_needs_no_settings_and_an_older_one_keeps_its_own(made: Path) -> None:
     path = made / "server" / "federation.toml"
     settings = Settings.read(path)
-    assert (settings.algorithm, settings.settings, settings.defend) == ("FedDrift-Auto", {}, True)
+    assert (settings.algorithm, settings.settings, settings.defend) == ("FedDrift-Auto", {}, "robust")
     assert settings.share_from == 0
-    trusting = path.read_text().replace("\ndefend = true", "\n# defend = true")
-    assert Settings.from_dict(tomllib.loads(trusting), "here").defend is False
+    for line, expected in (("# no line", False), ("defend = false", False), ("defend = true", True)):
+        older = path.read_text().replace('\ndefend = "robust"', f"\n{line}")
+        assert Settings.from_dict(tomllib.loads(older), "here").defend is expected
+    wrong = path.read_text().replace('"robust"', '"all"')
+    with pytest.raises(ConfigError, match=r"here: defend must be robust, true .* or false, got 'all'"):
+        Settings.from_dict(tomllib.loads(wrong), "here")
     (line,) = (line for line in path.read_text().splitlines() if "algorithm =" in line)
     path.write_text(path.read_text().replace(line, ""))
     assert Settings.read(path).algorithm == "FedDrift" and join_problems(made) == ""

@@ -28,6 +28,7 @@ from feddrift.data import Stream
 from feddrift.deploy.server import loop, recording
 from feddrift.deploy.server.loop import federate, run_federation
 from feddrift.deploy.settings import Settings
+from feddrift.engines.conditions.conditions import Defend
 from feddrift.engines.flower import serialization
 from feddrift.engines.flower.client.client import Client, load_client, make_client_app
 from feddrift.engines.flower.client.policy import PERMISSIVE
@@ -773,9 +774,9 @@ def test_two_servers_do_not_work_on_one_federation(tmp_path: Path) -> None:
     steps.close()
 
 
-@pytest.mark.parametrize("defend", [False, True])
+@pytest.mark.parametrize("defend", [False, True, "robust"])
 def test_a_server_defends_itself_if_its_settings_enable_it(
-    defend: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    defend: Defend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
 
@@ -786,13 +787,13 @@ def test_a_server_defends_itself_if_its_settings_enable_it(
     monkeypatch.setattr(loop, "federate", federate)
     places: dict[str, Any] = {"experiment": "test", "clients": ("a", "b", "c"), "features": (2,), "classes": (0, 1)}
     engine = make_federation(make_swapping_stream())
-    settings = Settings(**places | ({"defend": True} if defend else {}), archive=7)
+    settings = Settings(**places | ({"defend": defend} if defend else {}), archive=7)
     run_federation(engine.local_grid, settings, engine.roster, tmp_path)
     made, algorithm, _, about, archive = found
     assert archive == 7 and "archive" not in about  # which may change while a federation runs
     assert made.conditions.defend is defend and about.get("defend", False) is defend
-    assert ("defend" in about) is defend  # older checkpoints have no such line
-    assert recording.build_header(made, algorithm, about)["overrides"] == ({"defend": True} if defend else {})
+    assert ("defend" in about) is bool(defend)  # older checkpoints have no such line
+    assert recording.build_header(made, algorithm, about)["overrides"] == ({"defend": defend} if defend else {})
 
 
 def test_the_server_waits_a_while_for_clients_that_were_connected(tmp_path: Path) -> None:

@@ -69,6 +69,10 @@ def test_a_grid_is_every_combination_once(tmp_path: Path) -> None:
         ),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nsettings = 4", "must be a table"),
         ("[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\nrounds = true", "rounds must be a number"),
+        (
+            "[[runs]]\nstream = 'sine-2'\nalgorithm = 'Oracle'\ndefend = 'robus'",
+            "defend must be robust, true .* 'robus'",
+        ),
         (f"x = {'9' * 5000}", "cannot be read as TOML"),  # more digits than Python reads
         (f"x = {'[' * 3000}", "cannot be read as TOML"),  # deeper than Python goes
         (f"[[runs]]\nstream = 0x{'f' * 5000}\nalgorithm = 'Oracle'", "got a number of thousands of digits"),
