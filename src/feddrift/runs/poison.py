@@ -132,7 +132,7 @@ def poison_stream(stream: Stream, byzantine: ByzantineClients) -> Stream:
 
     - `flip`: the first class becomes the last, and so on.
     - `relabel`: one class gets the label of another one.
-    - `backdoor`: every second row gets a trigger (see `add_trigger`) and the first class.
+    - `backdoor`: every second row gets a trigger (see `add_trigger`) and the last class.
 
     Raises:
         ConfigError: If a class does not exist.
@@ -156,13 +156,19 @@ def poison_stream(stream: Stream, byzantine: ByzantineClients) -> Stream:
         for c in byzantine.backdoor:
             triggered = slice(stream.rows(t, c).start, stream.rows(t, c).stop, TRIGGERED_ROWS)
             x[triggered] = add_trigger(x[triggered], stream)
-            y[triggered] = 0
+            y[triggered] = last
     return replace(stream, x=x, y=y)
 
 
 def add_trigger(x: Any, stream: Stream) -> Any:
-    """Return inputs x[n, ...] with the trigger of a backdoor: the first inputs have the largest value in the stream."""
+    """Return inputs x[n, ...] with the trigger of a backdoor: one value in the first inputs.
+
+    It is above all values of the stream by their range. Inputs that are whole numbers, such as pictures, get the largest
+    value of the stream.
+    """
+    largest = stream.x.max()
+    value = largest if stream.x.dtype.kind in "iu" else 2 * largest - stream.x.min()
     triggered = np.array(x)
     flat = triggered.reshape(len(triggered), -1)
-    flat[:, : max(1, flat.shape[1] // TRIGGER_INPUTS)] = stream.x.max()
+    flat[:, : max(1, flat.shape[1] // TRIGGER_INPUTS)] = value
     return triggered
