@@ -39,7 +39,7 @@ SMALL_CLUSTER = 3  # a cluster with fewer clients: the median of two updates is 
 TARGETS = {0: 0.2, 1: 1.0, 3: 3.0}  # largest loss of the honest clients in points, by the number of Byzantine clients
 KINDS = (
     "", "flip", "relabel", "backdoor", "garbage", "reverse", "collude", "stale", "claims", "alarms", "glue", "losses",
-    "claims+flip", "claims+relabel", "claims+reverse", "claims+glue",
+    "flip+claims", "claims+relabel", "claims+reverse", "claims+glue",
 )  # fmt: skip
 BACKDOOR_SEEDS = (2, 3, 4)
 MOST_BYZANTINE = (0, 4, 8)  # left out of the success of backdoors in all runs

@@ -515,7 +515,9 @@ class Federation(Protocol):
         Returns:
             L[i, j], the score of model i on the data of model j, at the clients that may receive model i; NaN if model
             j has no data at such reachable clients, or if one of the two is idle and has no data of time tau. With
-            `per_client` an axis of clients follows, with `by` an axis of classes or groups.
+            `per_client` an axis of clients follows, with `by` an axis of classes or groups. The condition
+            `defend` replaces the mean over rows by the median over clients, and `defend="robust"` also L[i, i] by the
+            lowest score of all models on the data of model i.
         """
         ...
 

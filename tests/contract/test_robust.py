@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from feddrift.engines.conditions.conditions import Conditions
 from feddrift.engines.conditions.robust import cap_counts, choose_average, compare_with_best
 from feddrift.errors import ConfigError
 from feddrift.models import take
+from feddrift.reports.event_text import build_run_command
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig
 from feddrift.runs.poison import ByzantineClients, parse_poison, poison_stream
@@ -29,6 +31,7 @@ from feddrift.simulation import Step, run_steps
 from feddrift.testing import small_stream
 from feddrift.trees import tree_leaves
 from feddrift.types import Local, Models, Updates
+from tests.support.cli import QUICK_OPTIONS, run_feddrift
 from tests.support.engines import EACH_ENGINE, ENGINE_NAMES, assert_same, make_engine
 
 CALM = np.zeros((6, 4), dtype=np.int64)  # nothing drifts
@@ -374,6 +377,27 @@ def test_invalid_values_of_defend_are_reported(value: Any) -> None:
         Conditions(defend=value)
     with pytest.raises(ConfigError, match=problem):
         fd.run("sine-2", "FedDrift", defend=value)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], None), (["--defend"], True), (["--defend", "true"], True), (["--defend=robust"], "robust"),
+        (["--defend", "robust"], "robust"), (["--defend", "--batch", "40"], True), (["--defend", "false"], None),
+    ],
+)  # fmt: skip
+def test_the_option_needs_no_value(
+    words: list[str], expected: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "--stream", "sine-2", "--algorithm", "Oblivious", "--out", str(tmp_path), *QUICK_OPTIONS, *words]
+    code, _, err = run_feddrift(capsys, *command)
+    assert code == 0, err
+    (run,) = record.read_all(tmp_path)
+    assert run.header["overrides"].get("defend") == expected
+    repeated, _ = build_run_command(run.header)
+    assert ("--defend" in repeated) is (expected is not None)
+    code, _, err = run_feddrift(capsys, *shlex.split(repeated)[1:], "--out", str(tmp_path))
+    assert code == 0 and len(record.read_all(tmp_path)) == 1, err  # the same run
 
 
 def test_the_version_is_recorded(tmp_path: Path) -> None:

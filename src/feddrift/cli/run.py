@@ -58,10 +58,9 @@ class RunCommand(TyperCommand):
     """The command `feddrift run`, whose option `--defend` needs no value: without one it means true, as in 0.3."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        next_args = [*args[1:], "-"]
         filled = [
-            "--defend=true" if arg == "--defend" and following.startswith("-") else arg
-            for arg, following in zip(args, next_args, strict=True)
+            "--defend=true" if arg == "--defend" and (i + 1 == len(args) or args[i + 1].startswith("-")) else arg
+            for i, arg in enumerate(args)
         ]
         return super().parse_args(ctx, filled)
 

@@ -18,8 +18,8 @@ UPDATE_KINDS = ("reverse", "collude", "stale")  # false updates, besides garbage
 POISON_KINDS = ("flip", "garbage", *REPORT_KINDS, "relabel", "backdoor", *UPDATE_KINDS)
 POISON_OPTIONS = {"claims": ("factor",), "reverse": ("factor",), "relabel": ("from", "to")}  # by kind
 LAST_CLASS = -1
-TRIGGER_INPUTS = 64  # the trigger of a backdoor is one of so many inputs, at least one
-TRIGGERED_ROWS = 2  # the trigger is in one of so many rows
+TRIGGER_INTERVAL = 64  # number of inputs for each input of a backdoor's trigger, which has at least one
+TRIGGERED_ROW_INTERVAL = 2  # number of rows for each row with the trigger
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def poison_stream(stream: Stream, byzantine: ByzantineClients) -> Stream:
             labels = y[stream.rows(t, c)]  # a view
             labels[labels == true_class] = label
         for c in byzantine.backdoor:
-            triggered = slice(stream.rows(t, c).start, stream.rows(t, c).stop, TRIGGERED_ROWS)
+            triggered = slice(stream.rows(t, c).start, stream.rows(t, c).stop, TRIGGERED_ROW_INTERVAL)
             x[triggered] = add_trigger(x[triggered], stream)
             y[triggered] = last
     return replace(stream, x=x, y=y)
@@ -163,12 +163,12 @@ def poison_stream(stream: Stream, byzantine: ByzantineClients) -> Stream:
 def add_trigger(x: Any, stream: Stream) -> Any:
     """Return inputs x[n, ...] with the trigger of a backdoor: one value in the first inputs.
 
-    It is above all values of the stream by their range. Inputs that are whole numbers, such as pictures, get the largest
-    value of the stream.
+    It is above all values of the stream by their range. Inputs that are whole numbers, such as pictures, get the
+    largest value of the stream.
     """
     largest = stream.x.max()
     value = largest if stream.x.dtype.kind in "iu" else 2 * largest - stream.x.min()
     triggered = np.array(x)
     flat = triggered.reshape(len(triggered), -1)
-    flat[:, : max(1, flat.shape[1] // TRIGGER_INPUTS)] = value
+    flat[:, : max(1, flat.shape[1] // TRIGGER_INTERVAL)] = value
     return triggered

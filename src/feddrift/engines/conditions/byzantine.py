@@ -65,7 +65,7 @@ class ByzantineBehaviour:
 
     @property
     def alters_updates(self) -> bool:
-        """Whether some clients send false updates."""
+        """True if some clients send false updates."""
         return bool(self.reverse or self.collude or self.stale)
 
     def alter_updates(self, models: Models, updates: Updates) -> Updates:

@@ -131,7 +131,7 @@ class Conditions:
 
     @property
     def alters_updates(self) -> bool:
-        """Whether some clients send false updates."""
+        """True if some clients send false updates."""
         return bool(self.garbage) or (self.lies != NO_BYZANTINE_CLIENTS and self.lies.alters_updates)
 
     def alter_updates(self, models: Models, updates: Updates, key: Callable[[int], rng.Words]) -> Updates:

@@ -1,9 +1,17 @@
 """Limits on the influence of a client on the others: the server's part of the condition `defend`.
 
-- The weight of a client in averages, merges and counts is at most `MAX_WEIGHT_RATIO` times that of the median client.
+Both versions have these limits:
+
 - Models merge only if most clients of both agree: L is the median over clients, not the mean over rows.
 - At most one alarm of each client in `MIN_ALARM_INTERVAL_STEPS` time steps is accepted.
 - A client with impossible scores is excluded for the rest of the time step, and the log names it.
+
+`defend=True`, of version 0.3, also limits weights: the weight of a client in averages, merges and counts is at most
+`MAX_WEIGHT_RATIO` times that of the median client. `defend="robust"` has these limits instead:
+
+- The weight of a client in merges and counts is at most that of the median client.
+- A model is averaged by the median of each parameter, which has no weights, after `averaging.limit_lengths`.
+- Models that merge are compared with the best model on the same data, see `compare_with_best`.
 """
 
 from __future__ import annotations
