@@ -19,7 +19,13 @@ from feddrift.averaging import MAX_LENGTH_RATIO, MAX_PARAMETER, average_updates,
 from feddrift.data import Stream
 from feddrift.engines.conditions.byzantine import ByzantineBehaviour
 from feddrift.engines.conditions.conditions import Conditions
-from feddrift.engines.conditions.robust import cap_counts, choose_average, compare_with_best
+from feddrift.engines.conditions.robust import (
+    LEFT_OUT_SHARE,
+    MAX_WEIGHT_RATIO,
+    cap_counts,
+    choose_average,
+    compare_with_best,
+)
 from feddrift.errors import ConfigError
 from feddrift.models import take
 from feddrift.reports.event_text import build_run_command
@@ -62,22 +68,29 @@ def get_rows(params: Any) -> Any:
 
 
 @given(
-    honest=st.lists(st.integers(1, 10_000), min_size=2, max_size=9),
-    claims=st.lists(st.integers(1, 10**15), max_size=8),
+    honest=st.lists(st.integers(1, 10_000), min_size=2, max_size=20),
+    claims=st.lists(st.integers(1, 10**15), max_size=19),
 )
-def test_a_minority_of_claims_cannot_exceed_an_honest_count(honest: list[int], claims: list[int]) -> None:
+def test_a_minority_of_claims_is_limited_by_honest_counts(honest: list[int], claims: list[int]) -> None:
     claims = claims[: len(honest) - 1]
-    counts = cap_counts(np.array([honest + claims]), np.ones(len(honest + claims), dtype=bool), "robust")[0]
-    assert counts.max() <= max(honest)
-    assert counts[len(honest) :].sum() <= len(claims) * max(honest)
+    n = len(honest) + len(claims)
+    counts = cap_counts(np.array([honest + claims]), np.ones(n, dtype=bool), "robust")[0]
+    few = len(claims) <= max(1, int(LEFT_OUT_SHARE * n))
+    limit = max(honest) * (1 if few else MAX_WEIGHT_RATIO)
+    assert counts.max() <= limit and counts[len(honest) :].sum() <= len(claims) * limit
     assert (counts[: len(honest)] <= honest).all() and (counts >= 1).all()
+    assert (counts <= cap_counts(np.array([honest + claims]), np.ones(n, dtype=bool))[0]).all()  # the first version
 
 
-def test_clients_with_equal_counts_keep_them_whatever_a_minority_claims() -> None:
-    counts = np.array([[50, 50, 50, 10**9, 10**9], [50, 50, 50, 1, 10**15]])
-    capped = cap_counts(counts, np.ones(5, dtype=bool), "robust")
-    assert capped.tolist() == [[50] * 5, [50, 50, 50, 1, 50]]
-    assert cap_counts(counts, np.ones(5, dtype=bool))[0].tolist() == [50, 50, 50, 250, 250]  # the first version
+def test_counts_by_hand() -> None:
+    everybody = np.ones(10, dtype=bool)
+    even = np.array([[50] * 7 + [10**9] * 3, [50] * 7 + [1, 60, 10**15]])
+    assert cap_counts(even, everybody, "robust").tolist() == [[50] * 10, [50] * 7 + [1, 50, 50]]
+    assert cap_counts(even, everybody)[0].tolist() == [50] * 7 + [250] * 3
+    uneven = np.array([[10] * 5 + [20, 30, 40, 50, 60], [10] * 6 + [90] * 4])
+    assert cap_counts(uneven, everybody, "robust").tolist() == [[10] * 5 + [20, 30, 30, 30, 30], [10] * 6 + [50] * 4]
+    for n, capped in ((1, [9]), (2, [3, 3]), (3, [3, 3, 3])):
+        assert cap_counts(np.array([[9, 3, 3][:n]]), everybody[:n], "robust").tolist() == [capped]
 
 
 @pytest.mark.parametrize("name", EACH_ENGINE)
@@ -86,7 +99,7 @@ def test_a_claim_has_no_effect_among_clients_with_equal_counts(name: str, caplog
     claims = Conditions(lies=ByzantineBehaviour(claims=(2,)))
     with caplog.at_level(logging.INFO):
         honest, false = (make_engine(name, stream, conditions=defend(c)).at(1) for c in (Conditions(), claims))
-    assert "client 2 reports 20000000 rows and counts as 20, 1 times the median" in caplog.text
+    assert "client 2 reports 20000000 rows and counts as 20, as other large clients" in caplog.text
     assert false.counts.tolist() == honest.counts.tolist() and false.received[2] == 20_000_000
     assert_same(false.train(false.fresh(), W).params, honest.train(honest.fresh(), W).params)
     teams = np.arange(2)[:, None, None].repeat(4, axis=1)

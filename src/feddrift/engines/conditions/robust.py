@@ -6,10 +6,12 @@ Both versions have these limits:
 - At most one alarm of each client in `MIN_ALARM_INTERVAL_STEPS` time steps is accepted.
 - A client with impossible scores is excluded for the rest of the time step, and the log names it.
 
-`defend=True`, of version 0.3, also limits weights: the weight of a client in averages, merges and counts is at most
-`MAX_WEIGHT_RATIO` times that of the median client. `defend="robust"` has these limits instead:
+- The weight of a client in merges and counts is at most `MAX_WEIGHT_RATIO` times that of the median client.
 
-- The weight of a client in merges and counts is at most that of the median client.
+With `defend=True`, of version 0.3, this is also its weight in averages. `defend="robust"` has further limits:
+
+- The weight of a client in merges and counts is also at most that of the largest client that remains if the share
+  `LEFT_OUT_SHARE` of the clients, those with the largest counts, is left out.
 - A model is averaged by the median of each parameter, which has no weights, after `averaging.limit_lengths`.
 - Models that merge are compared with the best model on the same data, see `compare_with_best`.
 """
@@ -44,7 +46,8 @@ from feddrift.types import (
 
 log = logging.getLogger(__name__)
 
-MAX_WEIGHT_RATIO = 5  # row count divided by the median row count, of version 0.3
+MAX_WEIGHT_RATIO = 5  # row count divided by the median row count
+LEFT_OUT_SHARE = 0.3  # share of the clients, at least one, whose counts do not determine the limit of counts
 MIN_ALARM_INTERVAL_STEPS = 3  # time steps from an accepted alarm of a client to its next
 MAX_MEAN_LOSS = 1e6  # mean cross-entropy of a row
 NO_ALARM_TIME = -(2**31)  # in place of the time of the last accepted alarm if there was none
@@ -58,8 +61,9 @@ def choose_average(local: Local) -> Local:
 def cap_counts(counts: Ints, reachable: Bools, defend: Defend = True) -> Ints:
     """Limit counts[t, c] to `MAX_WEIGHT_RATIO` times the median of the reachable clients at each time step.
 
-    With `robust` the limit is the lower median: of an even number of counts the smaller one of the two in the middle.
-    The claims of k clients then add at most k times the median to any sum, unless half of the clients are Byzantine.
+    With `robust` the median is the lower one: of an even number of counts the smaller one of the two in the middle. The
+    limit is also at most the largest count that remains if those of `LEFT_OUT_SHARE` of the clients are left out. The
+    claims of so many Byzantine clients are then at most the largest honest count.
 
     A client without data at a time step is represented by the median of its other time steps. Otherwise a client that
     is the only one with data would not be limited.
@@ -67,7 +71,7 @@ def cap_counts(counts: Ints, reachable: Bools, defend: Defend = True) -> Ints:
     >>> cap_counts(np.array([[10, 10, 10**9], [0, 20, 900]]), np.ones(3, dtype=bool)).tolist()
     [[10, 10, 50], [0, 20, 100]]
     >>> cap_counts(np.array([[10, 30, 20, 10**9]]), np.ones(4, dtype=bool), "robust").tolist()
-    [[10, 20, 20, 20]]
+    [[10, 30, 20, 30]]
     """
     compared = reachable & (counts > 0).any(axis=0)
     if not compared.any():
@@ -76,7 +80,10 @@ def cap_counts(counts: Ints, reachable: Bools, defend: Defend = True) -> Ints:
     medians = np.array([np.median(client_rows[client_rows > 0]) for client_rows in rows.T])
     compared_rows = np.where(rows > 0, rows, medians)
     if defend == "robust":
-        limit = np.sort(compared_rows, axis=1)[:, (compared_rows.shape[1] - 1) // 2]
+        in_order = np.sort(compared_rows, axis=1)
+        last = in_order.shape[1] - 1
+        n_left_out = min(last, max(1, int(LEFT_OUT_SHARE * in_order.shape[1])))
+        limit = np.minimum(in_order[:, last - n_left_out], MAX_WEIGHT_RATIO * in_order[:, last // 2])
     else:
         limit = MAX_WEIGHT_RATIO * np.median(compared_rows, axis=1)
     return np.asarray(np.minimum(counts, np.maximum(1, limit).astype(np.int64)[:, None]))
@@ -151,7 +158,8 @@ class RobustWorker(WorkerProxy):
     def __init__(self, worker: Worker, tau: int, defend: Defend = True) -> None:
         super().__init__(worker)
         self.tau = tau
-        self._ratio = 1 if defend == "robust" else MAX_WEIGHT_RATIO
+        is_robust = defend == "robust"
+        self._limit_text = "as other large clients" if is_robust else f"{MAX_WEIGHT_RATIO} times the median"
         self._apply_caps(cap_counts(worker.known.counts, worker.known.reachable, defend))
 
     def save(self) -> Any:
@@ -169,8 +177,8 @@ class RobustWorker(WorkerProxy):
         claimed = np.maximum(known.counts[self.tau], 1)
         self._share = np.where(known.counts[self.tau] > counts[self.tau], counts[self.tau] / claimed, 1.0)
         for c in np.flatnonzero(self._share < 1):
-            text = "time %d: client %s reports %d rows and counts as %d, %d times the median"
-            log.info(text, self.tau, known.clients[c], claimed[c], counts[self.tau, c], self._ratio)
+            text = "time %d: client %s reports %d rows and counts as %d, %s"
+            log.info(text, self.tau, known.clients[c], claimed[c], counts[self.tau, c], self._limit_text)
 
     def score(
         self, models: Models, cells: Ints, metric: Metric, max_rows: int | None = None, by: Parting | None = None
