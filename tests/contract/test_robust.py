@@ -45,7 +45,7 @@ SPLIT = np.array([[0] * 5] * 2 + [[1, 1, 0, 0, 0]] * 3)  # two of five clients d
 LEARN = Local(rounds=5, steps=20, batch=10, lr=0.05)
 ATTACKS = (
     Conditions(garbage=(1,)),
-    *(Conditions(lies=ByzantineBehaviour(**{kind: (1,)})) for kind in ("reverse", "collude", "stale")),
+    *(Conditions(lies=parse_poison(f"{kind}:1", 4).behaviour) for kind in ("reverse", "collude", "stale")),
 )
 W = np.ones((2, 4, 1))
 
@@ -263,7 +263,7 @@ def test_only_the_second_version_compares_with_the_best_model(name: str) -> None
     w = np.ones((2, 4, 2))
     tables = []
     for version in (True, "robust"):
-        fed = make_engine(name, stream, conditions=Conditions(defend=version)).at(1)  # type: ignore[arg-type]
+        fed = make_engine(name, stream, conditions=Conditions(defend=version)).at(1)
         models = fed.fresh(2, distinct=True)
         tables.append(fed.cross_evaluate(models, w))
         each = fed.cross_evaluate(models, w, per_client=True)
@@ -308,10 +308,10 @@ def test_no_more_is_sent_than_without_limits() -> None:
 
 @pytest.mark.parametrize("kind", ["garbage", "reverse", "collude"])
 def test_one_client_with_false_updates_no_longer_ruins_the_others(kind: str) -> None:
-    lies = Conditions(garbage=(0,)) if kind == "garbage" else Conditions(lies=ByzantineBehaviour(**{kind: (0,)}))
+    lies = Conditions(garbage=(0,)) if kind == "garbage" else Conditions(lies=parse_poison(f"{kind}:0", 4).behaviour)
     accuracy = {}
     for version in (False, True, "robust"):
-        steps = run_method("Oblivious", replace(lies, defend=version), concepts=CALM)  # type: ignore[arg-type]
+        steps = run_method("Oblivious", replace(lies, defend=version), concepts=CALM)
         accuracy[version] = np.mean([step.accuracy[1:] for step in steps[1:]])
     assert accuracy["robust"] > max(accuracy[False], accuracy[True]) + 0.1
 

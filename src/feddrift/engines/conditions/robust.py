@@ -63,7 +63,7 @@ def cap_counts(counts: Ints, reachable: Bools, defend: Defend = True) -> Ints:
 
     With `robust` the median is the lower one: of an even number of counts the smaller one of the two in the middle. The
     limit is also at most the largest count that remains if those of `LEFT_OUT_SHARE` of the clients are left out. The
-    claims of so many Byzantine clients are then at most the largest honest count.
+    claims of as many Byzantine clients are then at most the largest honest count.
 
     A client without data at a time step is represented by the median of its other time steps. Otherwise a client that
     is the only one with data would not be limited.
