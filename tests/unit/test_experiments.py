@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import feddrift as fd
 from feddrift import algorithms
 from feddrift.errors import DataError
 from feddrift.reports import paper, summary
@@ -80,6 +81,32 @@ def test_the_tables_of_models_of_one_client_have_the_measured_values() -> None:
     share_from = script("share_from")
     page = share_from.PAGE.read_text()
     assert page == share_from.render(page)
+
+
+def test_the_tables_of_robust_defence_have_the_values_of_the_records() -> None:
+    robust = script("robust")
+    assert robust.PAGE.read_text() == robust.render_page(robust.PAGE.read_text())
+
+
+def test_a_loss_is_that_of_clients_that_are_honest_in_both_runs(tmp_path: Path) -> None:
+    robust = script("robust")
+    models = {"model": [[0, 0, 0, 1], [0, 0, 0, 1]]}
+    honest = write_record(tmp_path / "a", make_header(2, 4), {"accuracy": [[0.9, 0.9, 0.9, 0.9]] * 2, **models})
+    other = write_record(tmp_path / "b", make_header(2, 4), {"accuracy": [[0.1, 0.8, 0.9, 0.6]] * 2, **models})
+    loss = robust.compare_runs(other, honest, [0])
+    assert loss.every_cell == pytest.approx(100 * (0.8 + 0.9 + 0.6 - 2.7) / 3)
+    assert loss.small_clusters == pytest.approx(-30) and loss.small_share == pytest.approx(1 / 3)
+
+
+def test_the_probe_of_a_backdoor_has_triggered_rows_of_other_classes() -> None:
+    robust = script("robust")
+    stream = fd.stream("sea-2")
+    probe = robust.replace_test(stream, stream)
+    x, y = probe.cell(stream.n_steps, 3)
+    assert len(y) == (stream.cell(stream.n_steps, 3)[1] == 0).sum() and set(y.tolist()) == {1}
+    assert (x[:, 0] > 1.9 * stream.x.max()).all()
+    for mine, own in zip(probe.cell(2, 3), stream.cell(2, 3), strict=True):
+        assert (mine == own).all()
 
 
 def test_the_committed_cells_keep_to_the_paper() -> None:
