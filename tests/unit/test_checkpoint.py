@@ -305,7 +305,7 @@ def test_a_run_whose_data_have_changed_does_not_go_on(
     steps.close()  # type: ignore[attr-defined]
     other.write_text(PATTERN.replace("0", "1"))
     code, _, told = run_feddrift(capsys, "resume", str(tmp_path / "runs"))
-    assert code == 1 and told.count("have changed since") == 1 and "Traceback" not in told
+    assert code == 2 and told.count("have changed since") == 1 and "Traceback" not in told
     assert len(find_unfinished_runs(tmp_path / "runs")) == 1  # the other two are done
 
 

@@ -40,6 +40,7 @@ def make_attack(
     return attacker, x, y
 
 
+@pytest.mark.slow
 def test_one_row_per_step_is_refused(tmp_path: Path) -> None:
     """The update of one step of SGD on one row, divided by the update of the bias, is the row."""
     attacker, x, _ = make_attack(tmp_path / "permissive", PERMISSIVE)
