@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from feddrift.reports import summary as summaries
 from feddrift.reports.event_text import explain_alarm, explain_event
 from feddrift.reports.labels import format_settings, select_non_default
 from feddrift.reports.ranks import rank_methods
+from feddrift.runs import onnx_files
 from feddrift.runs.config import RunConfig
+from feddrift.runs.export import Format
 from feddrift.runs.export import export as export_run
 from feddrift.runs.record import Record, Rows, read_all
 from feddrift.runs.record import read as read_record
@@ -328,12 +330,17 @@ def report(records: str | Path | Record | Iterable[Record], file: str | Path = "
     return Path(file)
 
 
-def export(folder: str | Path, out: str | Path = "models") -> list[Path]:
+def export(folder: str | Path, out: str | Path = "models", *, format: Format = "safetensors") -> list[Path]:
     """Write the newest models of runs or a deployment for `load_models`, and return the folders written to.
 
     Args:
         folder: A folder of records with their checkpoints, one record, or the folder of a deployment.
         out: The folder to write to. Models of several runs are written to one folder per run below it.
+        format: `onnx` adds an ONNX file for each model, which needs the extra onnx.
+
+    Raises:
+        ConfigError: The format is unknown, or the net cannot be written as ONNX.
+        DataError: There is nothing to export.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -343,39 +350,45 @@ def export(folder: str | Path, out: str | Path = "models") -> list[Path]:
     """
     if not isinstance(folder, str | Path):
         raise ConfigError(f"export takes the folder of the records, got {type(folder).__name__}")
-    return [target for target, _ in export_each(Path(folder), Path(out))]
+    return [target for target, _ in export_each(Path(folder), Path(out), format)]
 
 
-def export_each(folder: Path, out: Path) -> Iterator[tuple[Path, int]]:
+def export_each(folder: Path, out: Path, format: Format = "safetensors") -> Iterator[tuple[Path, int]]:
     """Export models, and yield each folder written to and the number of time steps that its models were trained on.
 
     Args:
         folder: See `export`.
         out: See `export`.
+        format: See `export`.
 
     Raises:
+        ConfigError: See `export`.
         DataError: There is nothing to export; `folder` has several runs, and `out` has the models of one run; or runs
             could not be exported. The last error is raised after the export of all other runs.
     """
+    if format not in get_args(Format):
+        raise unknown_name_error("format", format, get_args(Format))
+    if format == "onnx":
+        onnx_files.import_onnx()
     for server in (folder, folder / "server"):
         if (server / "federation.toml").exists():
             from feddrift.deploy.operate.export import export_federation  # imported here, because it needs Flower
 
-            yield out, export_federation(server.resolve(), out)
+            yield out, export_federation(server.resolve(), out, format)
             return
     check_folder_path(out)
     runs = find_checkpoint_folders(folder)
     if not runs:
         raise DataError(f"no run below {folder} has checkpoints: a sweep keeps none of a finished run")
     if len(runs) == 1:
-        yield out, export_run(load_stopped_run(runs[0]), out)
+        yield out, export_run(load_stopped_run(runs[0]), out, format)
         return
     if (out / ABOUT_FILE).exists():  # `load_models` would load it in place of the new ones
         raise DataError(f"{out} has the models of one run, but {folder} has {len(runs)}: choose another folder")
     failures = []
     for run in runs:
         try:
-            yield out / run.stem, export_run(load_stopped_run(run), out / run.stem)
+            yield out / run.stem, export_run(load_stopped_run(run), out / run.stem, format)
         except FeddriftError as error:  # the others are exported
             failures.append(f"{run.stem}: {error}")
     if failures:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,15 +18,18 @@ from feddrift import rng
 from feddrift.errors import ConfigError, DataError, describe_validation_error, unknown_name_error
 from feddrift.nets.perceptron import mlp
 from feddrift.nets.voting import compute_layer, predict_probabilities, predict_votes
+from feddrift.router import Per
 from feddrift.tables.columns import read_frame
 from feddrift.tables.features import Feature, transform_table
 from feddrift.trees import fill_tree, tree_paths
-from feddrift.types import Ballot, Floats, Models, Net, Router
+from feddrift.types import Ballot, Floats, Ints, Layer, Models, Net, Params, Projection, Router
 
 MODELS_FILE = "models.safetensors"
 ABOUT_FILE = "models.json"
 RESNET_FILE = "resnet18.safetensors"
 MASK_NAME = "mask"  # the name of the mask of a model's inputs in the file of its parameters
+ROUTER_NAME = "router"  # the prefix of the router's arrays in that file
+ROUTER_ARRAYS = ("centre", "votes", "low", "scale")
 
 Size = Annotated[int, Field(ge=1, lt=2**63)]
 Vote = Annotated[float, Field(ge=0, le=1e100)]
@@ -83,6 +86,24 @@ class Predictor:
         )
         return np.where((choice >= 0)[:, None], self.router.votes[choice], self.votes)
 
+    def _describe_choice(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike], reason: str) -> Choice:
+        """Predict, and describe the models that were chosen.
+
+        Args:
+            x: See `predict`.
+            reason: The reason for the predictor's own votes.
+        """
+        inputs = self._read_inputs(x)
+        votes = np.broadcast_to(self._choose_votes(inputs), (len(inputs), len(self.models)))
+        models = np.array(self.models.ids)[votes.argmax(axis=1)]
+        if self.router is not None and (self.router.margin is None or (votes != self.votes).any()):
+            ids, counts = np.unique(models, return_counts=True)
+            rows = [f"model {i} for {n} rows" for i, n in zip(ids.tolist(), counts.tolist(), strict=True)]
+            reason = f"the inputs choose {', '.join(rows)}"
+        elif self.router is not None:
+            reason += "; the inputs do not clearly choose another one"
+        return Choice(self.predict(inputs), models, reason, self)
+
     def _read_inputs(self, x: Any) -> npt.NDArray[Any]:
         """Return the inputs [n, ...] of an array or table."""
         is_table = isinstance(x, Mapping) or hasattr(x, "columns")
@@ -115,6 +136,52 @@ class Predictor:
             raise DataError("inputs must be columns of numbers, all of the same length") from None
 
 
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Predictions for a client that was not in training, and the models that they are from."""
+
+    classes: npt.NDArray[Any]  # [n], the predictions, by the names of the classes in the data
+    models: Ints  # [n], the id of the model of each row; of several models the one with the largest vote
+    reason: str
+    predictor: Predictor  # for further inputs and for probabilities
+
+
+def choose_most_used(
+    clients: Mapping[str, Mapping[str, float]], models: Collection[str], private: Collection[str] = ()
+) -> tuple[dict[str, float], str] | None:
+    """Choose the votes for a client that was not in training: those of the clients of the model with most clients.
+
+    A client belongs to the model with its largest vote. Private models are not used for other clients.
+
+    Args:
+        clients: The votes of each client, by the id of a model.
+        models: The ids of all models, the oldest first.
+        private: The ids of private models.
+
+    Returns:
+        The votes and the reason; None if all models are private.
+
+    >>> choose_most_used({"a": {"0": 1.0}, "b": {"3": 1.0}, "c": {"3": 1.0}}, ["0", "3"])
+    ({'3': 1.0}, 'model 3 has the most clients: 2 of 3')
+    """
+    users: dict[str, list[Mapping[str, float]]] = {i: [] for i in models if i not in private}
+    if not users:
+        return None
+    for votes in clients.values():
+        main = max(votes, key=votes.__getitem__, default=None)
+        if main in users:
+            users[main].append({i: vote for i, vote in votes.items() if i in users})
+    chosen = max(users, key=lambda i: len(users[i]))
+    n = len(users[chosen])
+    if not n:
+        return {chosen: 1.0}, f"model {chosen} is shared, all clients use private models"
+    total: dict[str, float] = {}
+    for votes in users[chosen]:
+        for i, vote in votes.items():
+            total[i] = total.get(i, 0.0) + vote / sum(votes.values()) / n
+    return total, f"model {chosen} has the most clients: {n} of {len(clients)}"
+
+
 @dataclass(frozen=True)
 class Exported:
     """Models of a folder, the votes of each client, and the history of the models."""
@@ -122,6 +189,7 @@ class Exported:
     about: dict[str, Any]
     net: Net
     models: Models
+    router: Router | None = None  # chooses the models of clients that were not in training, where routing has paid
 
     def __repr__(self) -> str:
         about = self.about
@@ -142,22 +210,46 @@ class Exported:
         """Return the models that a client uses.
 
         Raises:
-            ConfigError: The client is unknown.
+            ConfigError: The client is unknown; `choose` predicts for clients that were not in training.
         """
-        about = self.about
-        clients = about["clients"]
+        clients = self.about["clients"]
         if str(client) not in clients:
-            raise unknown_name_error("client", client, clients)
-        votes = np.array([clients[str(client)].get(str(i), 0.0) for i in self.models.ids])
+            unknown = unknown_name_error("client", client, clients)
+            raise ConfigError(f"{unknown}; choose(x) predicts for a client that was not in training")
+        return self._build_predictor(clients[str(client)])
+
+    def choose(self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> Choice:
+        """Predict for a client that was not in training, and report which models were chosen, and why.
+
+        The inputs choose the models if the export has a router: if they did so at the end of the run. Else, and for
+        inputs that do not clearly choose another model, the client gets the model that most clients use.
+
+        Args:
+            x: The unlabelled inputs of the client, as for `Predictor.predict`.
+
+        Raises:
+            ConfigError: All models are private, so none can predict for another client.
+        """
+        models = self.about["models"]
+        private = [i for i, model in models.items() if model["private"]]
+        most_used = choose_most_used(self.about["clients"], models, private)
+        if most_used is None:
+            raise ConfigError("all models are private to their clients: none can predict for another client")
+        votes, reason = most_used
+        return self._build_predictor(votes, self.router)._describe_choice(x, reason)
+
+    def _build_predictor(self, votes: Mapping[str, float], router: Router | None = None) -> Predictor:
+        about = self.about
         return Predictor(
             self.net,
             self.models,
-            votes,
+            np.array([votes.get(str(i), 0.0) for i in self.models.ids]),
             ballot=about["ballot"],
             features=tuple(about["net"]["features"]),
             classes=self.classes,
             columns=self.columns,
             recipe=tuple(Feature(**feature) for feature in about["recipe"]),
+            router=router,
         )
 
     def predict(self, client: str, x: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> npt.NDArray[Any]:
@@ -184,6 +276,35 @@ class _NetDescription(BaseModel):
     name: str = ""
 
 
+class _ModelDescription(BaseModel):
+    """Description of a model in models.json."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    private: bool = False  # used by one client only
+
+
+class _ProjectionDescription(BaseModel):
+    """Description of a random projection in models.json."""
+
+    model_config = ConfigDict(strict=True)
+
+    key: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=2, max_length=2)]
+    size: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class _RouterDescription(BaseModel):
+    """Description of a router in models.json; its arrays are in the file of the parameters."""
+
+    model_config = ConfigDict(strict=True)
+
+    per: Per
+    of: Literal["rows", "moments"]
+    layer: Layer
+    margin: Annotated[float, Field(ge=0, le=1e100)] | None
+    project: _ProjectionDescription | None  # None: no projection, or an array in the file
+
+
 class _ModelsDescription(BaseModel):
     """Required content of models.json; further keys are allowed."""
 
@@ -194,8 +315,9 @@ class _ModelsDescription(BaseModel):
     classes: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] | list[str]
     columns: list[str] = []
     recipe: list[Feature] = []
-    models: dict[str, Any]
+    models: dict[str, _ModelDescription]
     clients: dict[str, dict[str, Vote]]
+    router: _RouterDescription | None = None
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -249,7 +371,8 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
                 raise DataError(f"{folder}: '{name}' has shape {stacks[-1].shape[1:]}, the net needs {leaf.shape}")
         has_mask = f"{ids[0]}/{MASK_NAME}" in arrays
         mask = np.stack([arrays[f"{i}/{MASK_NAME}"] for i in ids]) if has_mask else None
-        return Exported(about.model_dump(), net, Models(fill_tree(like, iter(stacks)), tuple(ids), mask))
+        exported = Exported(about.model_dump(), net, Models(fill_tree(like, iter(stacks)), tuple(ids), mask))
+        return replace(exported, router=_read_router(about, exported, arrays, like))
     except OSError as error:
         several = sorted(path.parent.name for path in folder.glob(f"*/{ABOUT_FILE}"))
         hint = f" (it has several runs, choose one: {', '.join(several)})" if several else ""
@@ -263,6 +386,48 @@ def load_models(folder: str | Path, net: Net | None = None) -> Exported:
 
 
 load = load_models  # its name in version 0.1
+
+
+def _read_router(
+    about: _ModelsDescription, exported: Exported, arrays: Mapping[str, npt.NDArray[Any]], like: Params
+) -> Router | None:
+    """Return the router of an export, if it has one.
+
+    Args:
+        about: The description of the export.
+        exported: Its models.
+        arrays: The arrays of the file of parameters.
+        like: Parameters of the net.
+
+    Raises:
+        ValueError: The router does not fit the models.
+    """
+    described = about.router
+    if described is None:
+        return None
+    own = {name.removeprefix(f"{ROUTER_NAME}/"): array for name, array in arrays.items()}
+    project: Projection | Floats | None = own.get("project")
+    if described.project is not None:
+        first, second = described.project.key
+        project = Projection((first, second), described.project.size)
+    model = None
+    if described.layer != "input":
+        leaves = [own[f"model/{name}"][None] for name, _ in tree_paths(like)]
+        mask = own.get(f"model/{MASK_NAME}")
+        model = Models(fill_tree(like, iter(leaves)), (0,), None if mask is None else mask[None])
+    centre, votes, low, scale = (own[name] for name in ROUTER_ARRAYS)
+    try:
+        router = Router(
+            described.per, centre, votes, described.of, project, low, scale, described.margin, model, described.layer
+        )
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    n_models = len(exported.models)
+    if votes.shape[1] != n_models:
+        raise ValueError(f"the router has votes for {votes.shape[1]} models, not for {n_models}")
+    probe = np.zeros((1, *about.net.features), dtype=np.float32)  # arrays of other shapes fail now, not in a prediction
+    router.choose_centres(compute_layer(exported.net, model, described.layer, probe), np.ones(n_models))
+    return router
 
 
 def _build_net(description: _NetDescription, folder: Path, max_size: int) -> Net:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -32,6 +32,7 @@ from feddrift.reports.verdict import find_verdicts
 from feddrift.runs import record
 from feddrift.runs.config import RunConfig, parse_seeds
 from feddrift.runs.estimate import CostEstimate, estimate_cost
+from feddrift.runs.export import Format
 from feddrift.runs.recorded_run import RecordedRun, find_checkpoint_folders, find_unfinished_runs, load_stopped_run
 from feddrift.runs.update import find_runs_to_update, prepare_update
 from feddrift.tables.arrange import parse_names
@@ -319,12 +320,16 @@ def _print_results(paths: Sequence[Path]) -> None:
 def export_models(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder of records, or one record")] = Path("runs"),
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the models")] = Path("models"),
+    format: Annotated[
+        str,
+        typer.Option(metavar="safetensors|onnx", help="onnx adds an ONNX file for each model"),
+    ] = "safetensors",
 ) -> None:
     """Export the current models of a run or a deployment for predictions, with the users and the lineage of each.
 
     Example: feddrift export runs --out models
     """
-    for target, steps in export_each(folder, out_dir):
+    for target, steps in export_each(folder, out_dir, cast("Format", format)):
         print_line(f"wrote {target}: the models after {steps} time steps")
 
 

@@ -12,21 +12,23 @@ from feddrift.deploy.monitor.status import read_status
 from feddrift.deploy.settings import Settings
 from feddrift.errors import DataError
 from feddrift.models import take
-from feddrift.runs.export import ExportSource, describe_net, load_last_state, write_models
+from feddrift.runs.export import ExportSource, Format, describe_net, load_last_state, write_models
 from feddrift.types import State
 
 
-def export_federation(server: Path, folder: Path) -> int:
+def export_federation(server: Path, folder: Path, format: Format = "safetensors") -> int:
     """Write the present models of a federation into a folder.
 
     Args:
         server: The server's folder.
         folder: The folder for the models.
+        format: `onnx` adds ONNX files.
 
     Returns:
         The number of time steps on which the models were trained.
 
     Raises:
+        ConfigError: If the net cannot be written as ONNX, or the package is missing.
         DataError: If no time step is done yet, or all models are private.
     """
     settings = Settings.read(server / "federation.toml")
@@ -48,7 +50,7 @@ def export_federation(server: Path, folder: Path) -> int:
         columns=(),
         events=federation.record.events,
     )
-    write_models(source, folder)
+    write_models(source, folder, format)
     return steps
 
 
@@ -63,4 +65,5 @@ def _drop_private_models(state: State) -> State:
     votes = state.votes[:, shared].copy()
     votes[~votes.any(axis=1), 0] = 1.0
     models = take(state.models, shared, [state.models.ids[m] for m in shared])
-    return replace(state, models=models, w=np.zeros((0, *votes.shape)), votes=votes)
+    router = None if state.router is None else replace(state.router, votes=state.router.votes[:, shared])
+    return replace(state, models=models, w=np.zeros((0, *votes.shape)), votes=votes, router=router)
