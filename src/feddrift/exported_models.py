@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -147,24 +147,23 @@ class Choice:
 
 
 def choose_most_used(
-    clients: Mapping[str, Mapping[str, float]], models: Collection[str], private: Collection[str] = ()
+    clients: Mapping[str, Mapping[str, float]], models: Iterable[str]
 ) -> tuple[dict[str, float], str] | None:
     """Choose the votes for a client that was not in training: those of the clients of the model with most clients.
 
-    A client belongs to the model with its largest vote. Private models are not used for other clients.
+    A client belongs to the model with its largest vote.
 
     Args:
         clients: The votes of each client, by the id of a model.
-        models: The ids of all models, the oldest first.
-        private: The ids of private models.
+        models: The ids of the shared models, the oldest first; others are not used for other clients.
 
     Returns:
-        The votes and the reason; None if all models are private.
+        The votes and the reason; None if there is no shared model.
 
     >>> choose_most_used({"a": {"0": 1.0}, "b": {"3": 1.0}, "c": {"3": 1.0}}, ["0", "3"])
     ({'3': 1.0}, 'model 3 has the most clients: 2 of 3')
     """
-    users: dict[str, list[Mapping[str, float]]] = {i: [] for i in models if i not in private}
+    users: dict[str, list[Mapping[str, float]]] = {i: [] for i in models}
     if not users:
         return None
     for votes in clients.values():
@@ -230,13 +229,10 @@ class Exported:
         Raises:
             ConfigError: All models are private, so none can predict for another client.
         """
-        models = self.about["models"]
-        private = [i for i, model in models.items() if model["private"]]
-        most_used = choose_most_used(self.about["clients"], models, private)
-        if most_used is None:
+        new_client = self.about["new_client"]
+        if new_client is None:
             raise ConfigError("all models are private to their clients: none can predict for another client")
-        votes, reason = most_used
-        return self._build_predictor(votes, self.router)._describe_choice(x, reason)
+        return self._build_predictor(new_client["votes"], self.router)._describe_choice(x, new_client["reason"])
 
     def _build_predictor(self, votes: Mapping[str, float], router: Router | None = None) -> Predictor:
         about = self.about
@@ -276,12 +272,13 @@ class _NetDescription(BaseModel):
     name: str = ""
 
 
-class _ModelDescription(BaseModel):
-    """Description of a model in models.json."""
+class _NewClientDescription(BaseModel):
+    """Votes for clients that were not in training, in models.json."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True)
 
-    private: bool = False  # used by one client only
+    votes: dict[str, Vote]
+    reason: str
 
 
 class _ProjectionDescription(BaseModel):
@@ -315,8 +312,9 @@ class _ModelsDescription(BaseModel):
     classes: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] | list[str]
     columns: list[str] = []
     recipe: list[Feature] = []
-    models: dict[str, _ModelDescription]
+    models: dict[str, Any]
     clients: dict[str, dict[str, Vote]]
+    new_client: _NewClientDescription | None = None
     router: _RouterDescription | None = None
 
     @model_validator(mode="after")
@@ -327,6 +325,14 @@ class _ModelsDescription(BaseModel):
             raise ValueError(f"expected a name for each of {self.net.features} features")
         if self.recipe and [feature.name for feature in self.recipe] != self.columns:
             raise ValueError("the names in recipe must be those in columns")
+        if "new_client" not in self.model_fields_set:  # an export of 0.3.0 or earlier
+            most_used = choose_most_used(self.clients, self.models)
+            if most_used is not None:
+                self.new_client = _NewClientDescription(votes=most_used[0], reason=most_used[1])
+        if self.new_client is not None and not (
+            set(self.new_client.votes) <= set(self.models) and any(self.new_client.votes.values())
+        ):
+            raise ValueError("a new client must use models that are in models")
         if not {i for votes in self.clients.values() for i in votes} <= set(self.models):
             raise ValueError("a client uses a model that is missing in models")
         if not all(any(votes.values()) for votes in self.clients.values()):

@@ -191,6 +191,7 @@ def check_models(folder: Path) -> None:
     """Models that are accepted can predict."""
     models = call_or_refuse(lambda: load_models(folder))
     if models is not None:
+        call_or_refuse(lambda: models.choose(np.zeros((3, 2), dtype=np.float32)))
         for client in models.about["clients"]:
             found = call_or_refuse(lambda client=client: models.predict(client, np.zeros((3, 2), dtype=np.float32)))  # type: ignore[misc]
             assert found is None or (found.shape == (3,) and set(found.tolist()) <= set(models.about["classes"]))

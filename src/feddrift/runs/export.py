@@ -28,14 +28,14 @@ from feddrift.exported_models import (
 )
 from feddrift.models import get_params
 from feddrift.nets.perceptron import get_layer_sizes
-from feddrift.runs import onnx_files, predict, record
+from feddrift.runs import onnx_files, record
 from feddrift.runs.recorded_run import RecordedRun
 from feddrift.tables.features import Feature
 from feddrift.trees import tree_paths
 from feddrift.types import Models, Net, Projection, Router, State, Votes
 
 Format = Literal["safetensors", "onnx"]
-PREDICT_FILE = "predict.py"
+PREDICT_FILE = "predict.py"  # a module of this folder, which is copied
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class ExportSource:
     columns: Sequence[str]
     recipe: Sequence[Feature] = field(default=(), kw_only=True)  # the features of a table and their columns
     events: Sequence[Mapping[str, Any]]  # the events in the record
+    clients_without_model: Sequence[str] = field(default=(), kw_only=True)  # their own is private; they get another
 
 
 def export(run: RecordedRun, folder: Path, format: Format = "safetensors") -> int:
@@ -128,7 +129,7 @@ def write_models(source: ExportSource, folder: Path, format: Format = "safetenso
 
         atomic_write(folder / RESNET_FILE, save(convert_to_torchvision(source.net, get_params(models, 0))))
     if source.net_description["kind"] == "perceptron":
-        atomic_write(folder / PREDICT_FILE, Path(predict.__file__).read_bytes())
+        atomic_write(folder / PREDICT_FILE, Path(__file__).with_name(PREDICT_FILE).read_bytes())
     onnx_files.delete_files(folder)  # those of an earlier export, which has other models
     for name, content in onnx_contents.items():
         atomic_write(folder / name, content)
@@ -214,8 +215,9 @@ def _describe_models(source: ExportSource) -> dict[str, Any]:
         name: {str(ids[m]): float(weight) for m, weight in zip(models, weights, strict=True) if weight > 0}
         for name, models, weights in zip(source.clients, votes.model.tolist(), votes.weight.tolist(), strict=True)
     }
-    private = [str(i) for m, i in enumerate(ids) if state.models.private[m]]
-    most_used = choose_most_used(clients, [str(i) for i in ids], private)
+    private = {i for m, i in enumerate(ids) if state.models.private[m]}
+    own_votes = {name: {} if name in source.clients_without_model else votes for name, votes in clients.items()}
+    most_used = choose_most_used(own_votes, [str(i) for i in ids if i not in private])
     return {
         "feddrift": __version__,
         "stream": source.stream,
@@ -227,7 +229,7 @@ def _describe_models(source: ExportSource) -> dict[str, Any]:
         "columns": list(source.columns),
         **({"recipe": [asdict(feature) for feature in source.recipe]} if source.recipe else {}),
         "models": {
-            str(i): {"family": state.models.family[m], **({"private": True} if str(i) in private else {})}
+            str(i): {"family": state.models.family[m], **({"private": True} if i in private else {})}
             for m, i in enumerate(ids)
         },
         "clients": clients,

@@ -156,8 +156,8 @@ def _add_preprocessing(graph: _Graph, description: GraphDescription) -> str:
     x = "x"
     recipe = description.recipe
     if recipe:
-        fill = np.array([np.nan if feature.fill is None else feature.fill for feature in recipe])
-        fill = graph.add_constant("fill", fill)
+        fills = np.array([np.nan if feature.fill is None else feature.fill for feature in recipe])
+        fill = graph.add_constant("fill", fills)
         gaps = graph.add_node("IsNaN", [x], "gaps")
         x = graph.add_node("Where", [gaps, fill, x], "filled")
         mean = graph.add_constant("mean", np.array([feature.mean for feature in recipe]))

@@ -46,6 +46,19 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     return arrays
 
 
+def read_models(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the description and the arrays of exported models."""
+    try:
+        about = json.loads((folder / "models.json").read_text(encoding="utf-8"))
+        kind = about["net"]["kind"]
+        arrays = read_safetensors(folder / "models.safetensors")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder} has no intact models: {type(error).__name__}: {error}") from None
+    if kind != "perceptron":
+        raise InputError("these models are not perceptrons: load them with feddrift.load_models")
+    return about, arrays
+
+
 def read_rows(path: Path) -> list[list[str]]:
     """Read the lines of a CSV file; empty lines are skipped."""
     try:
@@ -186,10 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(__file__).resolve().parent
     try:
-        about = json.loads((folder / "models.json").read_text(encoding="utf-8"))
-        if about["net"]["kind"] != "perceptron":
-            raise InputError("these models are not perceptrons: load them with feddrift.load_models")
-        arrays = read_safetensors(folder / "models.safetensors")
+        about, arrays = read_models(folder)
         x = build_inputs(about, read_rows(options.rows))
         classes, probabilities = predict(about, arrays, options.client, x)
     except (OSError, InputError) as error:

@@ -29,7 +29,7 @@ from tests.support.cli import run_feddrift
 from tests.unit.test_router import CONCEPTS, make_shifted_stream, run_method
 
 N_ROWS = 1000
-QUICK = {"rounds": 2, "steps": 2, "engine": "reference"}
+QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "engine": "reference"}
 PATTERN = "random:every=1,concepts=2,clients=4,steps=3"
 NET = mlp(3, 4, 2)
 
@@ -172,6 +172,23 @@ def test_predict_py_reports_wrong_arguments_in_one_sentence(
     assert found.stderr.startswith(f"Error: {said}")
 
 
+def test_predict_py_reports_damaged_models_in_one_sentence(tmp_path: Path) -> None:
+    write_models(make_source(make_state()), tmp_path)
+    (tmp_path / "rows.csv").write_text("1,2,3\n")
+    words = ["--client", "0", str(tmp_path / "rows.csv")]
+    assert run_predict(tmp_path, *words).returncode == 0
+    for name in ("models.safetensors", "models.json"):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        found = run_predict(tmp_path, *words)
+        assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+        assert "has no intact models" in found.stderr
+        (tmp_path / name).unlink()
+        found = run_predict(tmp_path, *words)
+        assert found.returncode == 2 and "No such file" in found.stderr
+        (tmp_path / name).write_bytes(content)
+
+
 def run_onnx(path: Path, **inputs: Any) -> tuple[Any, Any]:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     classes, probabilities = runtime.InferenceSession(path).run(["class", "probabilities"], inputs)
@@ -260,6 +277,32 @@ def test_a_wrong_format_is_one_sentence_and_writes_nothing(
     assert not Path("models").exists()
 
 
+OWN_NET = """
+import feddrift as fd
+import numpy as np
+
+def init(key):
+    return {"w": np.ones((2, 2), dtype=np.float32)}
+
+net = fd.Net(init, lambda params, x: x @ params["w"])
+"""
+
+
+@pytest.mark.slow
+def test_a_net_of_ones_own_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("net_for_export.py").write_text(OWN_NET)
+    fd.record("sine-2", "Oblivious", out="runs", pattern=PATTERN, rounds=1, steps=1, net="net_for_export:net")
+    code, _, error = run_feddrift(capsys, "export", "runs", "--format", "onnx")
+    assert code == 2 and error.count("\n") == 1 and not Path("models").exists()
+    said = "--format onnx exports perceptrons and linear nets, these models are of the net 'net_for_export:net'"
+    assert error.startswith(f"Error: {said}")
+
+
 def make_source(state: State, **more: Any) -> ExportSource:
     clients = [str(c) for c in range(len(state.votes))]
     values: dict[str, Any] = {
@@ -309,6 +352,28 @@ def test_private_models_do_not_predict_for_other_clients(tmp_path: Path) -> None
     (tmp_path / "rows.csv").write_text("1,2,3\n")
     found = run_predict(tmp_path / "none", "--new-client", str(tmp_path / "rows.csv"))
     assert found.returncode == 2 and found.stderr.startswith("Error: all models are private to their clients")
+
+
+def test_an_export_of_an_earlier_version_also_predicts_for_new_clients(tmp_path: Path) -> None:
+    write_models(make_source(make_state()), tmp_path)
+    x = np.zeros((1, 3))
+    before = fd.load_models(tmp_path).choose(x)
+    about = json.loads((tmp_path / "models.json").read_text())
+    del about["new_client"]
+    (tmp_path / "models.json").write_text(json.dumps(about))
+    after = fd.load_models(tmp_path).choose(x)
+    assert (after.reason, after.models.tolist()) == (before.reason, before.models.tolist())
+    for votes in ({"9": 1.0}, {"8": 0.0}, {}):
+        about["new_client"] = {"votes": votes, "reason": "it is not possible"}
+        (tmp_path / "models.json").write_text(json.dumps(about))
+        with pytest.raises(DataError, match="a new client must use models that are in models"):
+            fd.load_models(tmp_path)
+
+
+def test_clients_that_only_get_a_shared_model_in_the_export_do_not_count(tmp_path: Path) -> None:
+    state = make_state(votes=((1.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
+    write_models(make_source(state, clients_without_model=["0", "1"]), tmp_path)
+    assert fd.load_models(tmp_path).choose(np.zeros((1, 3))).reason == "model 8 has the most clients: 1 of 3"
 
 
 def test_the_votes_of_ensembles_are_averaged() -> None:

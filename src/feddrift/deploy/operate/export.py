@@ -37,6 +37,8 @@ def export_federation(server: Path, folder: Path, format: Format = "safetensors"
         raise DataError(f"the federation of {server} has no trained models yet: export them after its first time step")
     net = settings.create_net(server)
     state, steps = load_last_state(checkpoint.Folder(server / "state" / "checkpoints"), net)
+    clients = federation.record.header["clients"][: len(state.votes)]
+    shared_votes = np.asarray(state.votes)[:, ~state.models.private]
     source = ExportSource(
         state=_drop_private_models(state),
         steps=steps,
@@ -45,7 +47,8 @@ def export_federation(server: Path, folder: Path, format: Format = "safetensors"
         stream=settings.experiment,
         algorithm=settings.algorithm,
         seed=settings.seed,
-        clients=federation.record.header["clients"][: len(state.votes)],
+        clients=clients,
+        clients_without_model=[name for name, votes in zip(clients, shared_votes, strict=True) if not votes.any()],
         classes=settings.classes,
         columns=(),
         events=federation.record.events,
