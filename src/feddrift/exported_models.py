@@ -158,7 +158,7 @@ def choose_most_used(
         models: The ids of the shared models, the oldest first; others are not used for other clients.
 
     Returns:
-        The votes and the reason; None if there is no shared model.
+        The votes and the reason; None without a shared model.
 
     >>> choose_most_used({"a": {"0": 1.0}, "b": {"3": 1.0}, "c": {"3": 1.0}}, ["0", "3"])
     ({'3': 1.0}, 'model 3 has the most clients: 2 of 3')

@@ -404,6 +404,8 @@ def test_the_method_of_new_federations_is_logged_shown_and_exported(tmp_path: Pa
     assert not models.models.private.any() and np.allclose(models.predict_proba("a", x).sum(axis=1), 1)
     assert (models.predict("a", x) == (x[:, 0] > 0.5)).mean() > 0.9
     assert (models.predict("c", x) == (x[:, 0] <= 0.5)).mean() > 0.8
+    choice = models.choose(x)
+    assert choice.models[0] in models.models.ids and choice.reason.endswith(" of 3")
 
 
 def test_no_client_can_spoil_the_record(tmp_path: Path) -> None:
