@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -143,7 +143,7 @@ class Choice:
     classes: npt.NDArray[Any]  # [n], the predictions, by the names of the classes in the data
     models: Ints  # [n], the id of the model of each row; of several models the one with the largest vote
     reason: str
-    predictor: Predictor  # for further inputs and for probabilities
+    predictor: Predictor = field(repr=False)  # for further inputs and for probabilities
 
 
 def choose_most_used(
