@@ -15,7 +15,7 @@ from tests.support.kills import Killed
 
 @pytest.fixture
 def kill_before_change(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Dies before the n-th change of the disk: a write, a new name, a name removed, a cut."""
+    """Raise Killed before the n-th change on the disk: a write, a rename, a removal or a sync."""
     left = [10**9]
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,14 +27,14 @@ def kill_before_change(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]
 
         return act
 
-    def gone(self: writer.RecordWriter, kind: Any, error: Any, trace: Any) -> None:
+    def close_if_killed(self: writer.RecordWriter, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
-            self._file.close()  # as the system does for the dead
+            self._file.close()  # as the system does when a process ends
         else:
             leave(self, kind, error, trace)
 
     leave = writer.RecordWriter.__exit__
-    monkeypatch.setattr(writer.RecordWriter, "__exit__", gone)
-    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (writer.RecordWriter, "_write")):
+    monkeypatch.setattr(writer.RecordWriter, "__exit__", close_if_killed)
+    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (writer.RecordWriter, "_append_text")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     return lambda n: left.__setitem__(0, n)
