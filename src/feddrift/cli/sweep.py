@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +36,19 @@ def sweep_runs(
         Path, typer.Argument(metavar="FILE.toml", help=r"tables \[\[runs]]: streams, algorithms, seeds, ...")
     ],
     out_dir: Annotated[Path, typer.Option("--out", help="the folder for the records")] = Path("runs"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="number of processes; default: one per core")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="number of processes; default: one per core; with --executor: runs submitted at a time"
+        ),
+    ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="a function that returns a concurrent.futures.Executor, which executes the runs",
+        ),
+    ] = None,
     part: Annotated[
         str | None,
         typer.Option(metavar="K/N", help="execute only part K of N of the runs, for one of N machines"),
@@ -56,6 +68,7 @@ def sweep_runs(
     handle_stop_signals()
     console.disable_caches(no_cache)
     plan = sweep.read_grid(file, data_dir)
+    factory = None if executor is None else sweep.load_executor_factory(executor)
     configs = plan if part is None else sweep.select_part(plan, part)
     if not dry_run:
         prepare_folder(out_dir)
@@ -69,11 +82,16 @@ def sweep_runs(
     records: set[str] = set()
     failures: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    news = sweep.run_sweep(configs, out_dir, jobs or count_cores(), allow_unlocked=part is not None)
-    with (
-        Progress(*columns, console=console.out, transient=True, disable=not console.out.is_terminal) as progress,
-        closing(news),
-    ):
+    with ExitStack() as stack:
+        allow_unlocked = part is not None
+        if factory is None or executor is None:
+            news = sweep.run_sweep(configs, out_dir, jobs or count_cores(), allow_unlocked)
+        else:
+            opened = stack.enter_context(sweep.open_executor(executor, factory))
+            news = sweep.run_sweep_on_executor(configs, out_dir, opened, jobs, allow_unlocked)
+        bars = Progress(*columns, console=console.out, transient=True, disable=not console.out.is_terminal)
+        progress = stack.enter_context(bars)
+        stack.enter_context(closing(news))
         task = progress.add_task("runs", total=len(configs))
         for item in news:
             if item.kind == "step":

@@ -1,6 +1,7 @@
 """Sweeps: grids of runs from a file, in parallel processes; finished runs are skipped, failures do not stop the others.
 
-Several sweeps, also on several machines, share the work if they share a folder: each run locks its record.
+An executor, for example of Dask, may execute them in place of processes of this machine. Several sweeps, also on
+several machines, share the work if they share a folder: each run locks its record.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import logging
 import math
 import os
 import signal
+import socket
+import time
 import tomllib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from feddrift import algorithms, streams
+from feddrift._internal import plugins
 from feddrift.errors import (
     BusyError,
     ConfigError,
@@ -27,6 +31,7 @@ from feddrift.errors import (
     FeddriftError,
     safe_repr,
     suggest_name,
+    to_one_line,
     unknown_name_error,
 )
 from feddrift.runs.config import RunConfig, parse_seeds
@@ -45,6 +50,7 @@ KEY_DESCRIPTIONS = {  # the keys of a table [[runs]]
 } | {"seeds": 'seeds of initial models and minibatches: 3, [0, 2], or "0-4"'}
 MAX_RUNS = 100_000
 STOP_TIMEOUT_SECONDS = 20.0  # time for a stopped run to close its record
+POLL_SECONDS = 0.1  # time between two looks at the runs of an executor
 
 
 def read_grid(path: Path, data_dir: Path | None = None) -> list[RunConfig]:
@@ -187,9 +193,7 @@ def run_sweep(
     import multiprocessing
     from multiprocessing.connection import wait
 
-    position: dict[str, int] = {}  # by data, in the order of the plan; runs on the same data follow each other
-    ordered = sorted(configs, key=lambda config: position.setdefault(get_data_key(config), len(position)))
-    waiting = ordered[::-1]
+    waiting = _group_by_data(configs)[::-1]
     jobs = max(1, min(jobs, len(configs)))
     context = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -238,6 +242,175 @@ def run_sweep(
         for worker in workers.values():
             worker.process.join(STOP_TIMEOUT_SECONDS)
             worker.process.kill()
+
+
+def _group_by_data(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """Sort runs so that runs on the same data follow each other, in the order of the plan."""
+    position: dict[str, int] = {}
+    return sorted(configs, key=lambda config: position.setdefault(get_data_key(config), len(position)))
+
+
+def load_executor_factory(path: str) -> Callable[[], Any]:
+    """Import the function that makes an executor.
+
+    Args:
+        path: The path ``module:factory``; modules in the working directory are found, too.
+
+    Raises:
+        ConfigError: The path is not valid, or its object cannot be called.
+    """
+    if not plugins.is_import_path(path):
+        raise ConfigError(f"executor must be module:factory, such as dask_executor:connect, got '{path}'")
+    factory: Callable[[], Any] = plugins.load_object("executor", path)
+    if not callable(factory):
+        raise ConfigError(f"executor '{path}' must be a function that returns an executor, got {safe_repr(factory)}")
+    return factory
+
+
+@contextmanager
+def open_executor(path: str, factory: Callable[[], Any]) -> Iterator[Any]:
+    """Make an executor, and close it at the end if it can be closed.
+
+    Args:
+        path: The path of the factory, for messages.
+        factory: A function that returns an object with the method `submit` of concurrent.futures.Executor, or a context
+            manager that returns one.
+
+    Raises:
+        ConfigError: The factory failed, or its result is not an executor.
+    """
+    made = plugins.call_function("executor", path, factory)
+    with ExitStack() as stack:
+        has_context = hasattr(made, "__enter__") and hasattr(made, "__exit__")
+        executor = plugins.call_function("executor", path, stack.enter_context, made) if has_context else made
+        if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
+            raise ConfigError(
+                f"executor '{path}' must return an object with the method submit, such as a "
+                f"concurrent.futures.Executor, got {safe_repr(executor)}"
+            )
+        yield executor
+
+
+def run_sweep_on_executor(
+    configs: Sequence[RunConfig],
+    out: Path,
+    executor: Any,
+    max_submitted: int | None = None,
+    allow_unlocked: bool = False,
+) -> Generator[SweepProgress, None, None]:
+    """Run a sweep with an executor; yield the end of each run.
+
+    If the executor starts a run again, for example after the end of its worker, the run continues from its checkpoint.
+    A run that another process is executing is submitted again each time that a run of this sweep has ended. Closing the
+    iterator cancels the runs that have not begun.
+
+    Args:
+        configs: The runs.
+        out: The folder of the records, which all workers must have under the same path.
+        executor: An object with `submit(function, *arguments)`, such as a concurrent.futures.Executor. The results of
+            `submit` have `done`, `result` and `cancel`.
+        max_submitted: The largest number of runs that are submitted at a time; by default all are.
+        allow_unlocked: Continue on a file system without locks; no other process may run the same runs.
+    """
+    waiting = _group_by_data(configs)[::-1]
+    pending: list[tuple[Any, RunConfig]] = []  # results of `submit`
+    finished = _FinishedRecords(out)
+    busy: list[SweepProgress] = []
+    retry_busy = False
+    n_submitted = 0
+    try:
+        while waiting or pending:
+            while waiting and (max_submitted is None or len(pending) < max_submitted):
+                config = waiting.pop()
+                n_submitted += 1
+                try:
+                    future = executor.submit(
+                        execute_run, config, out.absolute(), Path.cwd(), allow_unlocked, n_submitted
+                    )
+                except Exception as error:  # the executor has ended
+                    yield _describe_failure(config, error)
+                else:
+                    pending.append((future, config))
+            ended = [(future, config) for future, config in pending if future.done()]
+            pending = [(future, config) for future, config in pending if all(future is not other for other, _ in ended)]
+            if pending and not ended:
+                time.sleep(POLL_SECONDS)
+            for future, config in ended:
+                news = _get_report(future, config)
+                if news.kind == "busy":
+                    busy.append(news)
+                else:
+                    if news.kind == "done":
+                        yield SweepProgress(config, "step")  # all of its time steps
+                    yield finished.classify(news)
+                    retry_busy = retry_busy or news.kind in ("done", "failed")
+            if busy and retry_busy and not waiting:
+                waiting = [news.config for news in reversed(busy)]
+                busy = []
+                retry_busy = False
+        yield from busy
+    finally:
+        for future, _ in pending:
+            with suppress(Exception):
+                future.cancel()
+
+
+def _get_report(future: Any, config: RunConfig) -> SweepProgress:
+    """Return the report of a run that an executor has ended."""
+    try:
+        news = future.result()
+    except Exception as error:  # its worker has ended, or the executor could not send or start the run
+        return _describe_failure(config, error)
+    if not isinstance(news, SweepProgress):
+        reason = f"the executor returned {safe_repr(news)}, not the result of the function that it got"
+        return SweepProgress(config, "failed", reason=to_one_line(reason))
+    return news
+
+
+def _describe_failure(config: RunConfig, error: Exception) -> SweepProgress:
+    reason = str(error) if isinstance(error, FeddriftError) else f"{type(error).__name__}: {error}"
+    return SweepProgress(config, "failed", reason=to_one_line(reason))
+
+
+def execute_run(config: RunConfig, out: Path, cwd: Path, allow_unlocked: bool, number: int) -> SweepProgress:
+    """Execute or continue a run in a worker of an executor, and return its last report.
+
+    Args:
+        config: The run.
+        out: The folder of the records.
+        cwd: The working directory of the sweep, which paths in the run refer to.
+        allow_unlocked: Continue on a file system without locks.
+        number: A number that differs in each call: Dask may return an earlier result if all arguments are the same.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share a GPU
+    try:
+        for folder in (cwd, out):
+            if not folder.is_dir():
+                raise DataError(
+                    f"{folder} is not a folder on {socket.gethostname()}: all workers need the sweep's folders"
+                )
+        if Path.cwd() != cwd:
+            os.chdir(cwd)
+        return _run_config(config, _load_shared_stream(config), out, allow_unlocked, lambda _: None)
+    except Exception as error:
+        return _describe_failure(config, error)
+
+
+_last_stream: tuple[str, Stream] | None = None  # of this process: the key of its data, and the stream
+
+
+def _load_shared_stream(config: RunConfig) -> Stream:
+    """Return the stream of a run; runs on the same data that follow each other in a process share one."""
+    global _last_stream
+    key = get_data_key(config)
+    last = _last_stream
+    if last is not None and last[0] == key:
+        return last[1]
+    last = None
+    _last_stream = None  # free its memory before the next one is loaded
+    stream = config.load_stream()
+    _last_stream = key, stream
+    return stream
 
 
 class _FinishedRecords:
@@ -346,7 +519,7 @@ def _run_worker(pipe: Connection, cores: list[int], out: Path, allow_unlocked: b
                     stream = None  # free its memory before the next one is loaded
                     stream = config.load_stream()
                     data_key = get_data_key(config)
-                pipe.send(_run_config(config, stream, out, allow_unlocked, pipe))
+                pipe.send(_run_config(config, stream, out, allow_unlocked, pipe.send))
             except (BrokenPipeError, FeddriftError) as error:
                 pipe.send(SweepProgress(config, "failed", reason=str(error)))
             except Exception as error:
@@ -355,8 +528,10 @@ def _run_worker(pipe: Connection, cores: list[int], out: Path, allow_unlocked: b
         os._exit(130)  # the record is closed; compiled code may still run
 
 
-def _run_config(config: RunConfig, stream: Stream, out: Path, allow_unlocked: bool, pipe: Connection) -> SweepProgress:
-    """Execute or continue a run unless it is finished or busy; send its time steps, and return the last report."""
+def _run_config(
+    config: RunConfig, stream: Stream, out: Path, allow_unlocked: bool, report: Callable[[SweepProgress], None]
+) -> SweepProgress:
+    """Execute or continue a run unless it is finished or busy; report its time steps, and return the last report."""
     recorded = RecordedRun(config, out, resume=True, stream=stream)
     news = SweepProgress(config, "skipped", record=recorded.path.name)
     if recorded.is_done():
@@ -368,7 +543,7 @@ def _run_config(config: RunConfig, stream: Stream, out: Path, allow_unlocked: bo
             changed = recorded.find_changed_code()
             recorded.resumes = not changed
             for _ in recorded.run_steps(part):
-                pipe.send(SweepProgress(config, "step", share=1 / recorded.stream.n_steps))
+                report(SweepProgress(config, "step", share=1 / recorded.stream.n_steps))
     except BusyError:  # another sweep, or another config of this one, is running it
         return replace(news, kind="busy")
     recorded.checkpoints.clear()  # a sweep keeps only records
