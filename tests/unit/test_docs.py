@@ -225,7 +225,7 @@ def test_grids_are_grids(desk: Path) -> None:
 def test_few_blocks_are_not_run() -> None:
     """Each with its reason."""
     reasons = {f"{b.page}:{b.line}": b.why for page in PAGES for b in read_blocks(page) if b.why}
-    assert len(reasons) <= 10 and all(len(why) > 10 for why in reasons.values()), reasons
+    assert len(reasons) <= 11 and all(len(why) > 10 for why in reasons.values()), reasons
     runnable = [b for page in PAGES for b in read_blocks(page) if b.commands or b.language == "python"]
     assert len(runnable) > 6 * len(reasons)
     marks = sum((ROOT / page).read_text().count("<!-- not run") for page in PAGES)
