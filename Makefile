@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Tests of real deployments and shared folders. They wait for other processes most of the time, so more of them run at
 # once than there are cores; their ports and folders are their own. Other long checks compute, and would make them late.
-REAL := attacks deploy soak sweeps warm years
+REAL := attacks deploy executors soak sweeps warm years
 ALONE := flood  # nginx ends connections whose handshakes have to wait for a core
 
 .PHONY: demo check check-slow check-newest check-lowest print-newest-python check-all soak bench docs format clean

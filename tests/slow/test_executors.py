@@ -155,6 +155,21 @@ def test_dask_executes_a_sweep_that_is_finished_only_once(folder: Path) -> None:
     assert len(read_log(folder)) == N_RUNS * N_STEPS
 
 
+def test_ctrl_c_stops_a_sweep_on_dask_and_the_same_command_continues_it(folder: Path) -> None:
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    with start_dask(folder) as (address, _):
+        sweep = start_sweep(folder, "dask_executor:connect", DASK_SCHEDULER_ADDRESS=address)
+        wait_until(lambda: any(tau >= 1 for _, tau, _ in read_log(folder)))
+        sweep.send_signal(signal.SIGINT)
+        told, _ = sweep.communicate(timeout=60)
+        assert sweep.returncode == 130 and "Traceback" not in told, told
+        assert len({label for label, _, _ in read_log(folder)}) < N_RUNS
+        wait_until(lambda: not list((folder / "runs").glob("*.part")))  # runs that have begun continue on their workers
+        again, _ = start_sweep(folder, "dask_executor:connect", DASK_SCHEDULER_ADDRESS=address).communicate(timeout=300)
+    assert "0 failed" in again and len(read_log(folder)) == N_RUNS * N_STEPS
+    assert [r.status for r in record.read_all(folder / "runs")] == ["complete"] * N_RUNS
+
+
 def test_dask_without_a_scheduler_is_an_error_in_one_sentence(folder: Path) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     port = reserve_port()

@@ -331,8 +331,9 @@ def run_sweep_on_executor(
                     yield _describe_failure(config, error)
                 else:
                     pending.append((future, config))
-            ended = [(future, config) for future, config in pending if future.done()]
-            pending = [(future, config) for future, config in pending if all(future is not other for other, _ in ended)]
+            is_done = [future.done() for future, _ in pending]
+            ended = list(itertools.compress(pending, is_done))
+            pending = [item for item, done in zip(pending, is_done, strict=True) if not done]
             if pending and not ended:
                 time.sleep(POLL_SECONDS)
             for future, config in ended:
