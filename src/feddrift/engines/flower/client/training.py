@@ -179,7 +179,7 @@ def find_effective_rows(worker: InProcessWorker, c: int, model_id: int, w: Entri
 
     Returns:
         One divided by the largest share of a row in the drawn examples, and the smallest number of distinct rows of a
-        cell.
+        cell from which examples are drawn; both are 0 if none are drawn.
     """
     if local.by_class:
         tables = worker.build_tables(c, model_id, w.t, w.value, local)
@@ -189,10 +189,14 @@ def find_effective_rows(worker: InProcessWorker, c: int, model_id: int, w: Entri
         cells = [worker.select_training_rows(int(t), c, model_id, local) for t in w.t]
         mass = np.array([len(cell) for cell in cells], dtype=np.float64)
     chance = w.value / w.value.max() * mass  # scaled, so that the sum cannot overflow
+    if not chance.any():
+        return 0.0, 0
     chance /= chance.sum()
     largest_share = 0.0
     min_rows_per_cell = np.iinfo(np.int64).max
     for rows, cell_chance in zip(cells, chance.tolist(), strict=True):
+        if not len(rows):  # `even` takes the newest rows of each class, perhaps none of this cell
+            continue
         _, places = np.unique(rows, return_counts=True)
         most_places = int(places.max(initial=0)) if local.by_class else 1  # a bootstrap repeats rows by chance
         largest_share = max(largest_share, cell_chance * most_places / max(1, len(rows)))
