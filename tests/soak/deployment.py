@@ -35,7 +35,7 @@ from tests.support.ports import reserve_port
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 MARK = "FEDDRIFT_SOAK"  # in the environment of all that a unit starts, as its cgroup would be
-ANSWERED = r"(hello|evaluate|train) at time \d+.*clients answered"
+ANSWERED = r"(hello|evaluate|train) at time \d+.*clients replied"
 SETTINGS = """\
 steps = 50
 lr = 0.05
