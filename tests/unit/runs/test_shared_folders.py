@@ -28,15 +28,13 @@ CONFIG = RunConfig.from_values(
 )
 
 
-class Pipe:
-    """Takes the news of a worker."""
-
-    def send(self, news: sweep.SweepProgress) -> None:
-        assert news.kind == "step"
+def expect_step(news: sweep.SweepProgress) -> None:
+    """Check a report of a worker before its last one."""
+    assert news.kind == "step"
 
 
 def one(out: Path, alone: bool = False) -> sweep.SweepProgress:
-    return sweep._run_config(CONFIG, CONFIG.load_stream(), out, alone, Pipe())  # type: ignore[arg-type]
+    return sweep._run_config(CONFIG, CONFIG.load_stream(), out, alone, expect_step)
 
 
 def refuse(*_: Any) -> None:
