@@ -404,10 +404,8 @@ def _load_shared_stream(config: RunConfig) -> Stream:
     """Return the stream of a run; runs on the same data that follow each other in a process share one."""
     global _last_stream
     key = get_data_key(config)
-    last = _last_stream
-    if last is not None and last[0] == key:
-        return last[1]
-    last = None
+    if _last_stream is not None and _last_stream[0] == key:
+        return _last_stream[1]
     _last_stream = None  # free its memory before the next one is loaded
     stream = config.load_stream()
     _last_stream = key, stream
@@ -511,16 +509,10 @@ def _run_worker(pipe: Connection, cores: list[int], out: Path, allow_unlocked: b
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share a GPU
     if cores:
         os.sched_setaffinity(0, set(cores))
-    data_key = ""
-    stream = None
     try:
         while (config := pipe.recv()) is not None:
             try:
-                if stream is None or data_key != get_data_key(config):
-                    stream = None  # free its memory before the next one is loaded
-                    stream = config.load_stream()
-                    data_key = get_data_key(config)
-                pipe.send(_run_config(config, stream, out, allow_unlocked, pipe.send))
+                pipe.send(_run_config(config, _load_shared_stream(config), out, allow_unlocked, pipe.send))
             except (BrokenPipeError, FeddriftError) as error:
                 pipe.send(SweepProgress(config, "failed", reason=str(error)))
             except Exception as error:

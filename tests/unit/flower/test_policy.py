@@ -233,7 +233,7 @@ def test_settings_are_pinned_until_the_operator_accepts_others(tmp_path: Path) -
         assert text in status, status
     accepted = run_and_get_output("deploy", "client", str(folder), "--accept")
     assert "experiment attack: batch: 10, requested: 20" in accepted
-    assert "experiment attack: 4 settings are accepted and pinned" in accepted
+    assert "experiment attack: accepted and pinned 4 settings" in accepted
     assert "not requested other settings" in run_and_get_output("deploy", "client", str(folder), "--accept")
     attacker.context = replace(attacker.context, seed=99)
     assert get_refusal(attacker, replace(LOCAL, batch=20, lr=1.0)) is None

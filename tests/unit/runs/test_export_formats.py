@@ -23,7 +23,9 @@ from feddrift.exported_models import Exported, Predictor, choose_most_used
 from feddrift.models import init_models
 from feddrift.nets.perceptron import mlp
 from feddrift.router import Router
+from feddrift.runs import predict
 from feddrift.runs.export import ExportSource, describe_net, write_models
+from feddrift.tables import columns
 from feddrift.types import Projection, State
 from tests.support.cli import run_feddrift
 from tests.unit.test_router import CONCEPTS, make_shifted_stream, run_method
@@ -454,3 +456,9 @@ def test_a_federation_exports_its_router_without_private_models() -> None:
     router = Router("row", np.zeros((1, 3)), np.array([[1.0, 0.0]]))
     shared = _drop_private_models(make_state(router, owner=(-1, 0)))
     assert shared.models.ids == (3,) and shared.router is not None and shared.router.votes.tolist() == [[1.0]]
+
+
+def test_the_program_reads_values_as_tables_do() -> None:
+    """The program is a copy that imports nothing of the package, so it repeats these values."""
+    assert predict.MISSING_TEXTS == columns.MISSING_TEXTS
+    assert predict.MAX_TABLE_VALUE == columns.MAX_TABLE_VALUE

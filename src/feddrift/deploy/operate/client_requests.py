@@ -9,6 +9,7 @@ from pathlib import Path
 from feddrift.engines.flower.client.agreement import Agreement, accept_changes, format_change
 from feddrift.engines.flower.client.client_toml import describe_policy, read_client_toml
 from feddrift.engines.flower.client.request_log import REQUEST_LOG_FILE, RequestLog
+from feddrift.errors import format_count
 
 
 def describe_requests(folder: Path) -> Iterator[str]:
@@ -47,7 +48,7 @@ def accept_requested_settings(folder: Path) -> Iterator[str]:
         if changes:
             accept_changes(agreement.folder, changes)
             is_changed = True
-            yield f"experiment {experiment}: {len(changes)} settings are accepted and pinned"
+            yield f"experiment {experiment}: accepted and pinned {format_count(len(changes), 'setting')}"
     if not is_changed:
         yield "the server has not requested other settings than the pinned ones"
 

@@ -73,12 +73,6 @@ class Agreement:
             _write_json(self.folder / PINNED_FILE, {**values, **pinned})
         return new
 
-    def accept(self) -> dict[str, tuple[Any, Any]]:
-        """Pin the settings that the server requested last, and return the changes."""
-        changes = self.find_changes()
-        accept_changes(self.folder, changes)
-        return changes
-
     def count_request(self, policy: Policy, batch: int, n_models: int, n_steps: int, key: str = "") -> None:
         """Count a request against the limits of its time step.
 
